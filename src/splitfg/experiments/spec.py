@@ -1,0 +1,130 @@
+"""What an experiment is, as data: presets to run, the paper's numbers beside them, tables and figures to draw.
+
+Nothing here imports torch, so that listing and reporting start at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A number the paper prints, with its standard deviation where it prints one."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One thing that can be run: a frozen, torch-free config and the seeds it is run with.
+
+    Attributes:
+        name: Short name, unique within its experiment (``c500``, ``adult-split_fg``).
+        title: One line for people.
+        config: A frozen dataclass that the experiment's runner understands.
+        seeds: Seeds that make up the recorded result.
+    """
+
+    name: str
+    title: str
+    config: Any
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured number of a table: which preset, which metric of its report, and the paper's value."""
+
+    preset: str
+    metric: str
+    paper: Paper | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A labelled row; a string cell is printed as it is, ``None`` means the method does not apply."""
+
+    label: str
+    cells: tuple[Cell | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: ``columns`` name the cells of every row.
+
+    Attributes:
+        better: Which way is better, for highlighting; ``None`` where neither is.
+        decimals: Digits after the point.
+    """
+
+    key: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    better: Literal["lower", "higher"] | None = None
+    decimals: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure of metrics over training: one line per preset, mean over seeds.
+
+    ``references`` are horizontal lines: label and value.
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+    metric: str
+    x: Literal["step", "wall_s"] = "step"
+    log_x: bool = False
+    log_y: bool = False
+    references: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A figure of final metrics against a config field: one line per metric, one point per preset.
+
+    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``).
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+    field: str
+    metrics: tuple[str, ...]
+    y_label: str = ""
+    log_x: bool = True
+    log_y: bool = True
+
+
+Figure: TypeAlias = Curves | Sweep
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper.
+
+    Attributes:
+        name: Folder name under ``experiments/``.
+        title: One line for people.
+        source: Where in the paper (``Table 7, Appendix B``), or what is new here.
+        runner: ``module:function`` that runs one preset; imported only when something runs.
+    """
+
+    name: str
+    title: str
+    source: str
+    runner: str
+    presets: tuple[Preset, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+    def preset(self, name: str) -> Preset:
+        """The preset of that name."""
+        return next(p for p in self.presets if p.name == name)
