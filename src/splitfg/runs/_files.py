@@ -1,0 +1,97 @@
+"""Files that are either as they were or as they should be, and JSON that is really JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from splitfg.runs._errors import RunError
+
+TEMPORARY = ".tmp"
+"""How the names of unfinished files end."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside ``path`` that takes its place, synced to disk, if nothing is raised.
+
+    A reader sees the old file or the new one, never half of one, even if the machine loses power.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` as a whole.
+
+    Raises:
+        RunError: It could not be written (a full disk, no permission); the file is as it was.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> RunError:
+    """The error for a file that could not be written."""
+    return RunError(f"cannot write {path}: {error.strerror or error}. What was there before is intact.")
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by a JSON value, indented for people and for diffs."""
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file.
+
+    Raises:
+        RunError: The file cannot be read or is not JSON.
+    """
+    try:
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunError(
+            f"{path} is not valid JSON ({error}): it was damaged, or something else wrote it"
+        ) from error
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Parse strict JSON: no NaN, no Infinity.
+
+    Raises:
+        ValueError: It is not JSON, not UTF-8, or nested beyond reason.
+    """
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
