@@ -1,0 +1,197 @@
+"""The GPT trunk: token ids to hidden states, ending at the final LayerNorm.
+
+The vocabulary projection is the head's. :meth:`GPT.tied_linear` makes it on the trunk's own token table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
+
+INIT_STD = 0.02
+"""GPT-2's standard deviation of initial weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Sizes of a GPT.
+
+    Attributes:
+        layers: Transformer blocks L.
+        width: Model width d.
+        heads: Attention heads; divides ``width``.
+        context: Longest sequence T, the rows of the position table.
+        vocab: Rows of the token table.
+    """
+
+    layers: int = 4
+    width: int = 256
+    heads: int = 4
+    context: int = 128
+    vocab: int = 50257
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no model can have."""
+        sizes = {name: getattr(self, name) for name in ("layers", "width", "heads", "context", "vocab")}
+        problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
+        if not problems and self.width % self.heads:
+            problems.append(f"width {self.width} is not a multiple of heads {self.heads}")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @property
+    def hidden(self) -> int:
+        """Width of the feed-forward layer, 4 d."""
+        return 4 * self.width
+
+
+PRESETS = {
+    "small8": GPTConfig(),
+    "small16": GPTConfig(layers=8, width=384, heads=6, context=256),
+    "medium": GPTConfig(layers=12, width=512, heads=8, context=512),
+    "gpt2": GPTConfig(layers=12, width=768, heads=12, context=1024),
+}
+"""``small8`` is the paper's model; the others continue the family up to the size of GPT-2."""
+
+
+def _normal_linear(n: int, m: int, *, std: float, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with W ~ N(0, std²) and b = 0."""
+    layer: nn.Linear = skip_init(nn.Linear, n, m, device=generator.device)
+    nn.init.normal_(layer.weight, std=std, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class CausalSelfAttention(nn.Module):
+    """softmax(Q Kᵀ / √d_head + causal mask) V per head, between a fused qkv layer and a projection.
+
+    Plain matrix products and softmax: fused attention kernels have no forward-mode rule.
+    """
+
+    def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = _normal_linear(config.width, 3 * config.width, std=INIT_STD, generator=generator)
+        self.proj = _normal_linear(config.width, config.width, std=_residual_std(config), generator=generator)
+
+    def forward(self, x: Tensor, future: Tensor) -> Tensor:
+        """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true where a query may not look."""
+        split = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        q, k, v = (part.transpose(-3, -2) for part in split.unbind(-3))
+        scores = (q @ k.mT) / math.sqrt(q.shape[-1])
+        weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        y: Tensor = self.proj((weights @ v).transpose(-3, -2).flatten(-2))
+        return y
+
+
+class FeedForward(nn.Module):
+    """out(GELU(fc(x))) with the exact (erf) GELU."""
+
+    def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.fc = _normal_linear(config.width, config.hidden, std=INIT_STD, generator=generator)
+        self.out = _normal_linear(config.hidden, config.width, std=_residual_std(config), generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x ``(B, T, d)`` to ``(B, T, d)``."""
+        y: Tensor = self.out(F.gelu(self.fc(x)))
+        return y
+
+
+class Block(nn.Module):
+    """Two pre-norm residual writes: x += attention(LN(x)), then x += mlp(LN(x))."""
+
+    def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
+        super().__init__()
+        device = generator.device
+        self.norm1 = nn.LayerNorm(config.width, device=device)
+        self.attention = CausalSelfAttention(config, generator=generator)
+        self.norm2 = nn.LayerNorm(config.width, device=device)
+        self.mlp = FeedForward(config, generator=generator)
+
+    def forward(self, x: Tensor, future: Tensor) -> Tensor:
+        """The residual stream after this block, ``(B, T, d)``."""
+        x = x + self.attention(self.norm1(x), future)
+        written: Tensor = x + self.mlp(self.norm2(x))
+        return written
+
+
+class GPT(nn.Module):
+    """The trunk of a causal transformer: token ids ``(B, T)``, int64, to h ``(B, T, width)``.
+
+    h = LN(Block_L(... Block_1(token[x] + position[:T]))). GPT-2's initialisation: every weight matrix and
+    table N(0, 0.02²), the residual writers (``proj``, ``out``) divided by √(2L), biases 0, norms 1 and 0.
+
+    Args:
+        config: Sizes.
+        generator: Source of the initial parameters.
+
+    Attributes:
+        token: The token table, an ``nn.Embedding`` whose weight a head may share.
+        position: The learned position table ``(context, width)``.
+    """
+
+    def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.config = config
+        device = generator.device
+        self.token = skip_init(nn.Embedding, config.vocab, config.width, device=device)
+        self.position = nn.Parameter(torch.empty(config.context, config.width, device=device))
+        for table in (self.token.weight, self.position):
+            nn.init.normal_(table, std=INIT_STD, generator=generator)
+        self.blocks = nn.ModuleList(Block(config, generator=generator) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The hidden states h.
+
+        Raises:
+            ValueError: If x is not ``(B, T)`` int64 with T at most ``config.context``.
+        """
+        self._check(x)
+        length = x.shape[-1]
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        stream = self.token(x) + self.position[:length]
+        for block in self.blocks:
+            stream = block(stream, future)
+        h: Tensor = self.norm(stream)
+        return h
+
+    def tied_linear(self, *, bias: bool = True) -> nn.Linear:
+        """A vocabulary projection whose weight *is* this trunk's token table; the bias is its own and zero.
+
+        Logits = h W_tokenᵀ + b, h ``(..., width)`` to ``(..., vocab)``.
+        """
+        weight = self.token.weight
+        layer = nn.Linear(self.config.width, self.config.vocab, bias=False, device="meta")
+        layer.weight = weight
+        if bias:
+            layer.bias = nn.Parameter(
+                torch.zeros(self.config.vocab, device=weight.device, dtype=weight.dtype)
+            )
+        return layer
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse inputs that no lookup can read; ids beyond the table are the data pipeline's to refuse."""
+        problems = []
+        if x.dtype != torch.int64:
+            problems.append(f"token ids must be int64, got {x.dtype}: convert with x.long()")
+        if x.ndim != 2:
+            problems.append(f"token ids must have shape (B, T), got {tuple(x.shape)}")
+        elif not 1 <= x.shape[1] <= self.config.context:
+            problems.append(
+                f"sequence length {x.shape[1]} is outside 1..{self.config.context}, the rows of the position "
+                "table: use shorter windows or a config with a larger context"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def _residual_std(config: GPTConfig) -> float:
+    """0.02 / √(2L): the stream's variance does not grow with the number of residual writes."""
+    return INIT_STD / math.sqrt(2 * config.layers)

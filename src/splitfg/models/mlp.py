@@ -1,0 +1,38 @@
+"""A plain ReLU MLP trunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.models._init import linear
+
+
+class MLP(nn.Module):
+    """h_l = ReLU(W_l h_{l-1} + b_l) with h_0 = x; the last h_l is the representation.
+
+    Maps x of shape ``(..., features)`` to h of shape ``(..., widths[-1])``.
+
+    Args:
+        features: Number of input features n.
+        widths: Width of every layer; the default is the n-128-128 network of the tabular baselines.
+        generator: Source of the initial parameters, W, b ~ U(±1/√fan_in).
+    """
+
+    def __init__(
+        self, features: int, *, widths: Sequence[int] = (128, 128), generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [features, *widths]
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"an MLP needs at least one layer and positive sizes, got {sizes}")
+        self.layers = nn.ModuleList(linear(n, m, generator=generator) for n, m in pairwise(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The representation h."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x

@@ -1,0 +1,90 @@
+"""The TabM-style trunk: one MLP shared by an ensemble whose members differ by rank-1 adapters.
+
+Gorishniy et al., "TabM: Advancing tabular deep learning with parameter-efficient ensembling" (2025), with the
+BatchEnsemble layers of Wen et al. (2020).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.models._init import uniform_fan_in_
+
+ADAPTER_STD = 0.1
+"""Spread of the adapters around 1 at initialisation: enough to break the members' symmetry."""
+
+
+class BatchEnsembleLinear(nn.Module):
+    """y_i = ((x_i ∘ r_i) Wᵀ) ∘ s_i + b for member i: shared W and b, adapters r_i and s_i of its own.
+
+    Maps x of shape ``(B, members, in_features)``, or ``(B, 1, in_features)`` to give every member the same
+    input, to y of shape ``(B, members, out_features)``.
+
+    Initialised with W, b ~ U(±1/√in_features) and r, s ~ 1 + 0.1 N(0, 1).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, members: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=generator.device))
+
+        self.weight = empty(out_features, in_features)
+        self.bias = empty(out_features)
+        self.r = empty(members, in_features)
+        self.s = empty(members, out_features)
+        for shared in (self.weight, self.bias):
+            uniform_fan_in_(shared, in_features, generator=generator)
+        for adapter in (self.r, self.s):
+            nn.init.normal_(adapter, mean=1.0, std=ADAPTER_STD, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The members' outputs y."""
+        return ((x * self.r) @ self.weight.T) * self.s + self.bias
+
+
+class TabM(nn.Module):
+    """BatchEnsemble layers with ReLU, averaged over the members before a linear head.
+
+    Maps x of shape ``(B, features)`` to h of shape ``(B, width)``. Because the average is linear, one linear
+    head on h is the average of the members' heads, and stays exact.
+
+    Args:
+        features: Number of input features n.
+        width: Hidden width d_h.
+        layers: Number of BatchEnsemble layers.
+        members: Ensemble members k_ens.
+        generator: Source of the initial parameters.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        width: int = 128,
+        layers: int = 2,
+        members: int = 8,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if min(features, width, layers, members) < 1:
+            raise ValueError(
+                "TabM needs positive features, width, layers and members, "
+                f"got {features}, {width}, {layers}, {members}"
+            )
+        sizes = [features] + [width] * layers
+        self.layers = nn.ModuleList(
+            BatchEnsembleLinear(n, m, members=members, generator=generator) for n, m in pairwise(sizes)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The representation h, the mean over the members."""
+        members = x.unsqueeze(-2)
+        for layer in self.layers:
+            members = torch.relu(layer(members))
+        return members.mean(dim=-2)
