@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -76,22 +77,27 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}): it was damaged, or something else wrote it"
-        ) from error
+        raise RunError(f"{path} is not valid JSON ({error}): it was damaged, or something else wrote it") from error
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse strict JSON: no NaN, no Infinity.
+    """Parse strict JSON: no NaN, no Infinity, nothing that would overflow to it.
 
     Raises:
         ValueError: It is not JSON, not UTF-8, or nested beyond reason.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} does not fit a float")
+    return value

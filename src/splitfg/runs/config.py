@@ -123,6 +123,14 @@ def unknown(name: str, allowed: Iterable[str], *, kind: str = "unknown field") -
     return f"{kind}{hint} (allowed: {', '.join(allowed) or 'none'})"
 
 
+def is_finite_number(value: Any) -> bool:
+    """Whether a JSON value is a number that fits a float."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def _encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {TAG: type(value).__name__} | to_json(value)
@@ -178,9 +186,7 @@ def _decode_dataclass(cls: type, value: Any, at: str, problems: list[str]) -> An
         problems.append(f"{at}.{TAG}: expected {cls.__name__}, got {value[TAG]!r}")
     given = {k: v for k, v in value.items() if not (at and k == TAG)}
     problems += [f"{_join(at, k)}: {unknown(str(k), known)}" for k in given if k not in known]
-    problems += [
-        f"{_join(at, k)}: missing, expected {describe(known[k])}" for k in _required(cls) if k not in given
-    ]
+    problems += [f"{_join(at, k)}: missing, expected {describe(known[k])}" for k in _required(cls) if k not in given]
     fields = {k: _decode(known[k], v, _join(at, k), problems) for k, v in given.items() if k in known}
     return _INVALID if len(problems) > found else _construct(cls, fields, at, problems)
 
@@ -203,9 +209,7 @@ def _decode_tuple(annotation: Any, value: Any, at: str, problems: list[str]) -> 
     if len(arguments) != len(value):
         problems.append(f"{at}: expected {len(arguments)} values ({describe(annotation)}), got {len(value)}")
         return _INVALID
-    return tuple(
-        _decode(a, v, f"{at}[{i}]", problems) for i, (a, v) in enumerate(zip(arguments, value, strict=True))
-    )
+    return tuple(_decode(a, v, f"{at}[{i}]", problems) for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
 
 
 def _decode_dict(annotation: Any, value: Any, at: str, problems: list[str]) -> Any:
@@ -228,17 +232,9 @@ def _decode_scalar(annotation: Any, value: Any, at: str, problems: list[str]) ->
     return float(value) if annotation is float else value
 
 
-def _is_finite_number(value: Any) -> bool:
-    # a JSON integer can be too large for a float
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 _SCALARS: Final[dict[Any, Callable[[Any], bool]]] = {
     int: lambda v: isinstance(v, int) and not isinstance(v, bool),
-    float: _is_finite_number,
+    float: is_finite_number,
     bool: lambda v: isinstance(v, bool),
     str: lambda v: isinstance(v, str),
     types.NoneType: lambda v: v is None,

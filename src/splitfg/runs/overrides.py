@@ -40,9 +40,13 @@ def override(config: T, settings: Sequence[str]) -> T:
             problems.append(f"{setting!r}: expected FIELD=VALUE, as in {next(iter(data), 'field')}=...")
             continue
         _assign(type(config), data, path, text, problems)
+    try:
+        changed = from_json(type(config), data)
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(problems, what="the overrides")
-    return from_json(type(config), data)
+    return changed
 
 
 def _assign(cls: type, data: dict[str, Any], path: str, text: str, problems: list[str]) -> None:

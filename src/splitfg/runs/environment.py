@@ -1,0 +1,124 @@
+"""What a number was measured with: versions, revision, device, memory. Imports torch only when asked."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitfg.runs._errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+_PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of every package a result can depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The git revision of the source; ``dirty`` if tracked files differ from it."""
+
+    commit: str
+    dirty: bool
+
+
+def source_revision() -> Revision | None:
+    """The git revision this package runs from; ``None`` if it is not run from a checkout."""
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else Revision(commit, dirty=bool(changes))
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is the GPU where there is one.
+
+    Raises:
+        RunError: torch knows no such device, or it is not there.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RunError(f"{name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError(f"device {name!r} was asked for, but torch sees no GPU here; use --device cpu")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """``cuda: NVIDIA H200`` or ``cpu: AMD EPYC 9654``."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return f"{device.type}: {name}" if name else device.type
+
+
+class PeakMemory:
+    """The most memory a run has held at once, on the device it runs on.
+
+    On a GPU this is what torch allocated since the run began. On a CPU it is the resident set of the whole
+    process, Python and torch included: fit for comparing runs, not for counting tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.kind = "GPU memory allocated" if device.type == "cuda" else "resident set of the process"
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def mib(self) -> float:
+        """The peak so far, in MiB."""
+        if self._device.type == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated(self._device) / 2**20
+        return _resident_peak_mib()
+
+
+def _resident_peak_mib() -> float:
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,186 @@
+"""Run folders: one per experiment, preset and seed, with all a run needs to go on and to be believed.
+
+::
+
+    runs/<experiment>/<preset>/seed<k>/
+        config.json              what is run
+        metrics.jsonl            one line per logged step
+        checkpoint.json, ...     where to go on from
+        log.txt                  what the run printed, tracebacks included
+        report.json              the result
+        DONE                     the result is final: nothing here changes any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from splitfg.runs._errors import ConfigError, RunError
+from splitfg.runs._files import TEMPORARY, read_json, unwritable, write_atomic, write_json
+from splitfg.runs.config import Difference, differences, from_json, to_json
+from splitfg.runs.record import RunReport, Status, read_report, write_report
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """``config.json``: which experiment, preset and seed, and the config as JSON."""
+
+    schema: Literal[1] = field(default=1, kw_only=True)
+    experiment: str
+    preset: str
+    seed: int
+    config: dict[str, Any]
+
+
+def variant_name(preset: str, changes: tuple[Difference, ...]) -> str:
+    """The folder of a preset with overrides: ``c500+K=8,steps=10``; the preset's own name without any."""
+    if not changes:
+        return preset
+    text = ",".join(f"{c.field}={c.new}" for c in changes)
+    plain = re.sub(r"[^\w.,=+-]", "", text)
+    if plain != text.replace('"', "") or len(plain) > 80:
+        plain = f"{plain[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{preset}+{plain}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, which need not exist yet."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, root: Path, experiment: str, variant: str, seed: int) -> RunFolder:
+        """The folder of a run under ``root``."""
+        return cls(root / experiment / variant / f"seed{seed}")
+
+    @property
+    def name(self) -> str:
+        """``experiment/preset/seed0``."""
+        return "/".join(self.path.absolute().parts[-3:])
+
+    @property
+    def metrics_path(self) -> Path:
+        """Where logged steps go."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        """Where a run's own output goes."""
+        return self.path / "log.txt"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result is final."""
+        return (self.path / "DONE").exists()
+
+    def status(self) -> Literal["absent", "unfinished"] | Status:
+        """How far the run is.
+
+        Raises:
+            RunError: It is finished, but its report cannot be read.
+        """
+        if self.finished:
+            return self.report().status
+        return "unfinished" if (self.path / "config.json").exists() else "absent"
+
+    def identity(self) -> RunIdentity:
+        """What is run here.
+
+        Raises:
+            RunError: ``config.json`` is missing, damaged or foreign.
+        """
+        path = self.path / "config.json"
+        data = read_json(path)
+        try:
+            return from_json(RunIdentity, data)
+        except ConfigError as error:
+            raise ConfigError(error.problems, what=str(path)) from None
+
+    def report(self) -> RunReport:
+        """The result.
+
+        Raises:
+            RunError: ``report.json`` is missing, damaged or foreign.
+        """
+        return read_report(self.path / "report.json")
+
+    def prepare(self, experiment: str, preset: str, seed: int, config: Any) -> None:
+        """Write ``config.json``, or make sure that the one which is there says the same.
+
+        Raises:
+            RunError: A run with another config lives here; the error shows the difference.
+        """
+        if not (self.path / "config.json").exists():
+            self._create()
+            identity = RunIdentity(experiment, preset, seed, to_json(config))
+            write_json(self.path / "config.json", to_json(identity))
+            return
+        there = self.identity()
+        if (there.experiment, there.preset, there.seed) != (experiment, preset, seed):
+            raise RunError(f"{self.path} holds {there.experiment}/{there.preset}/seed{there.seed}")
+        changes = differences(from_json(type(config), there.config), config)
+        if changes:
+            raise RunError(_config_changed(self.path, changes))
+
+    def finish(self, report: RunReport) -> None:
+        """Write the result and close the folder for good.
+
+        Raises:
+            RunError: It is closed already, or the disk is full.
+        """
+        self.refuse_finished()
+        write_report(self.path / "report.json", report)
+        write_atomic(self.path / "DONE", f"{report.finished}\n".encode())
+
+    def refuse_finished(self) -> None:
+        """Raise a :class:`RunError` if the run is finished."""
+        if self.finished:
+            raise RunError(f"{self.path} is finished and never edited again; delete it to run it anew")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other process out of the folder; the lock goes with the process, however it ends.
+
+        Raises:
+            RunError: Another process is in there.
+        """
+        # not on every platform; listing and reporting do without
+        import fcntl
+
+        with (self.path / ".lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is running in {self.path}; wait for it or stop it") from None
+            self._remove_leftovers()
+            yield
+
+    def _create(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _remove_leftovers(self) -> None:
+        for path in self.path.glob(f".*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
+
+
+def find_folders(root: Path) -> list[RunFolder]:
+    """All run folders under ``root``, in a stable order."""
+    return [RunFolder(path.parent) for path in sorted(root.glob("*/*/seed*/config.json"))]
+
+
+def _config_changed(path: Path, changes: tuple[Difference, ...]) -> str:
+    lines = "\n".join(f"  {change}" for change in changes)
+    return (
+        f"{path} holds a run with another config (there -> now):\n{lines}\n"
+        "Delete or move that folder, or keep both with --runs OTHER_FOLDER."
+    )

@@ -1,0 +1,187 @@
+"""Results that travel: finished runs folded into one small file per experiment, and read back with run folders.
+
+``results/<experiment>.json`` holds what each run's ``report.json`` says and a thinned learning curve, in an
+order that does not depend on when a run was added, so that the file can be tracked and its changes read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from splitfg.runs._errors import ConfigError, RunError
+from splitfg.runs._files import read_json, write_json
+from splitfg.runs._metrics import read_metrics
+from splitfg.runs.config import from_json, to_json
+from splitfg.runs.folder import RunFolder, find_folders
+from splitfg.runs.record import RunReport
+
+MOST_POINTS: Final = 200
+"""How many points of a learning curve are recorded."""
+
+
+@dataclass(frozen=True)
+class RunRecord(RunReport):
+    """A finished run with its learning curve.
+
+    Attributes:
+        curve: Logged numbers in order, each with ``step`` and ``wall_s``.
+        source: Where it was read from; not recorded.
+    """
+
+    curve: tuple[dict[str, float], ...] = ()
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """``experiment/preset/seed0``."""
+        return f"{self.experiment}/{self.preset}/seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that could not be read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Records:
+    """Everything that was found.
+
+    Attributes:
+        runs: Finished runs, each once.
+        unfinished: Names of runs that were started and have not ended.
+        problems: What could not be read.
+    """
+
+    runs: tuple[RunRecord, ...]
+    unfinished: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def read_records(runs: Path, results: Path) -> Records:
+    """Read the run folders under ``runs`` and the results files under ``results``; either may be missing.
+
+    A run found in both places is taken from its folder. What cannot be read stops nothing else.
+    """
+    folders = find_folders(runs)
+    problems: list[Problem] = []
+    recorded = [run for path in sorted(results.glob("*.json")) for run in _attempt(path, read_results, problems)]
+    local = [_attempt(f.path, _read_finished, problems) for f in folders if f.finished]
+    merged = _merge(recorded, [run for found in local for run in found])
+    unfinished = tuple(f.name for f in folders if not f.finished)
+    return Records(tuple(merged), unfinished, tuple(problems))
+
+
+def add_results(folders: Iterable[RunFolder], results: Path) -> list[Path]:
+    """Fold finished runs into ``results/<experiment>.json``, replacing what they recorded before.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RunError: A run is not finished or cannot be read, or a results file is damaged; nothing is written.
+    """
+    by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
+    for folder in folders:
+        record = read_record(folder)
+        by_experiment[record.experiment].append(replace(record, curve=thin(record.curve)))
+    files = {results / f"{name}.json": records for name, records in by_experiment.items()}
+    merged = {path: _merge(read_results(path), records) for path, records in files.items()}
+    results.mkdir(parents=True, exist_ok=True)
+    for path, records in merged.items():
+        write_json(path, {"schema": 1, "experiment": path.stem, "runs": [_recorded(r) for r in records]})
+    return list(merged)
+
+
+def read_record(folder: RunFolder) -> RunRecord:
+    """A finished run from its folder.
+
+    Raises:
+        RunError: It is not finished, or its files cannot be read.
+    """
+    if not folder.finished:
+        raise RunError(f"{folder.path} is not finished: splitfg resume {folder.path}")
+    report, curve = folder.report(), read_metrics(folder.metrics_path)
+    return RunRecord(**vars(report), curve=curve, source=str(folder.path))
+
+
+def read_results(path: Path) -> list[RunRecord]:
+    """The runs recorded in a results file; none if there is no such file.
+
+    Raises:
+        RunError: It is damaged or foreign; the error lists everything that is wrong.
+    """
+    if not path.exists():
+        return []
+    try:
+        file = from_json(_ResultsFile, read_json(path))
+    except ConfigError as error:
+        raise ConfigError(error.problems, what=str(path)) from None
+    return [replace(run, source=str(path)) for run in file.runs]
+
+
+def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[dict[str, float], ...]:
+    """At most ``most`` points of a curve, first and last among them, rounded to six digits.
+
+    Lines with different metrics share the allowance, so that rare evaluations survive among many losses.
+    """
+    kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for i, point in enumerate(curve):
+        kinds[tuple(sorted(point))].append(i)
+    allowance = max(1, most // max(1, len(kinds)))
+    kept = sorted(i for places in kinds.values() for i in _spread(places, allowance))
+    return tuple({k: _six_digits(v) for k, v in curve[i].items()} for i in kept[-most:])
+
+
+@dataclass(frozen=True)
+class _ResultsFile:
+    schema: Literal[1]
+    experiment: str
+    runs: tuple[RunRecord, ...]
+
+
+def _attempt(path: Path, read: Callable[[Path], list[RunRecord]], problems: list[Problem]) -> Iterator[RunRecord]:
+    try:
+        yield from read(path)
+    except RunError as error:
+        problems.append(Problem(str(path), str(error)))
+
+
+def _read_finished(path: Path) -> list[RunRecord]:
+    return [read_record(RunFolder(path))]
+
+
+def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
+    """Both, by preset, seed and config, the new ones winning, in an order that depends on nothing else."""
+    runs = {(r.name, json.dumps(r.config, sort_keys=True)): r for r in [*old, *new]}
+    ordered = sorted(runs.items(), key=lambda item: (_natural(item[0][0]), item[0][1]))
+    return [run for _, run in ordered]
+
+
+def _recorded(run: RunRecord) -> dict[str, Any]:
+    return {name: value for name, value in to_json(run).items() if name != "source"}
+
+
+def _spread(places: Sequence[int], most: int) -> list[int]:
+    if len(places) <= most:
+        return list(places)
+    if most == 1:
+        return [places[-1]]
+    return [places[round(i * (len(places) - 1) / (most - 1))] for i in range(most)]
+
+
+def _six_digits(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A sort key under which seed10 comes after seed9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
