@@ -1,4 +1,4 @@
-"""Results that travel: finished runs folded into one small file per experiment, and read back with run folders.
+"""Results that travel: finished runs in one small file per experiment, and read back with run folders.
 
 ``results/<experiment>.json`` holds what each run's ``report.json`` says and a thinned learning curve, in an
 order that does not depend on when a run was added, so that the file can be tracked and its changes read.
@@ -73,9 +73,11 @@ def read_records(runs: Path, results: Path) -> Records:
     """
     folders = find_folders(runs)
     problems: list[Problem] = []
-    recorded = [run for path in sorted(results.glob("*.json")) for run in _attempt(path, read_results, problems)]
-    local = [_attempt(f.path, _read_finished, problems) for f in folders if f.finished]
-    merged = _merge(recorded, [run for found in local for run in found])
+    files = sorted(results.glob("*.json"))
+    recorded = [run for path in files for run in _attempt(path, read_results, problems)]
+    finished = [f.path for f in folders if f.finished]
+    local = [run for path in finished for run in _attempt(path, _read_finished, problems)]
+    merged = _merge(recorded, local)
     unfinished = tuple(f.name for f in folders if not f.finished)
     return Records(tuple(merged), unfinished, tuple(problems))
 
@@ -184,4 +186,5 @@ def _six_digits(value: float) -> float:
 
 def _natural(text: str) -> list[tuple[int, str]]:
     """A sort key under which seed10 comes after seed9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    parts = re.split(r"([0-9]+)", text)
+    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
