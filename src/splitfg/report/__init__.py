@@ -1,0 +1,84 @@
+"""Reports: every table and figure of the paper beside our runs, as a page, as Markdown and in the terminal.
+
+Reads run folders and recorded results files only; nothing here runs anything or imports torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitfg.experiments.spec import Experiment
+from splitfg.report._views import ReportView, view_report
+from splitfg.runs._files import write_atomic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["UnreadableWarning", "build_report", "print_report"]
+
+
+class UnreadableWarning(UserWarning):
+    """Something under ``runs`` or ``results`` could not be read and is missing from the report."""
+
+
+def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Experiment] | None = None) -> Path:
+    """Write ``report.html``, one page that needs nothing but itself, and ``report.md`` into a folder.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        out: The folder to write into, made if need be. Both files are replaced as a whole.
+        experiments: What to report on; all shipped experiments if not given.
+
+    Returns:
+        The path of the HTML page.
+
+    Warns:
+        UnreadableWarning: Some files could not be read. The report itself lists them too.
+    """
+    from splitfg.report._html import render_html
+    from splitfg.report._markdown import render_markdown
+
+    report = view_report(runs, results, experiments)
+    _warn(report)
+    out.mkdir(parents=True, exist_ok=True)
+    page = out / "report.html"
+    write_atomic(out / "report.md", render_markdown(report).encode())
+    write_atomic(page, render_html(report).encode())
+    return page
+
+
+def print_report(
+    runs: Path,
+    results: Path,
+    experiment: str | None = None,
+    console: Console | None = None,
+    experiments: Sequence[Experiment] | None = None,
+) -> None:
+    """Print the tables, and at the end what could not be read.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        experiment: The only experiment to print; all of them if not given.
+        console: Where to print; the standard output if not given.
+        experiments: What to report on; all shipped experiments if not given.
+
+    Raises:
+        ValueError: There is no experiment of that name.
+    """
+    from rich.console import Console
+
+    from splitfg.report._terminal import render_terminal
+
+    report = view_report(runs, results, experiments)
+    render_terminal(report if experiment is None else report.only(experiment), console or Console())
+
+
+def _warn(report: ReportView) -> None:
+    if report.problems:
+        lines = "\n".join(f"  {problem.path}: {problem.reason}" for problem in report.problems)
+        warnings.warn(f"left out of the report:\n{lines}", UnreadableWarning, stacklevel=3)

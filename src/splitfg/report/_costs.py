@@ -1,0 +1,99 @@
+"""What training cost: step time, peak memory, JVPs and reverse passes, one row per preset and device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from splitfg.report._groups import PresetRuns
+from splitfg.report._numbers import Summary, duration, significant, summarise
+from splitfg.runs.results import RunRecord
+
+_COLUMNS = (
+    "Step (ms)",
+    "Peak memory (MiB)",
+    "JVPs per step",
+    "Reverse passes through the trunk",
+    "Steps",
+    "Wall time",
+    "Runs",
+)
+
+
+@dataclass(frozen=True)
+class CostCell:
+    """A printed quantity, and the number it is sorted by; text, or nothing measured, where that is ``None``."""
+
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """What one preset cost on one device; ``changes`` names the overrides it was run with."""
+
+    label: str
+    changes: tuple[str, ...]
+    cells: tuple[CostCell, ...]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """The cost of an experiment's runs; ``note`` says what all rows have in common."""
+
+    columns: tuple[str, ...]
+    rows: tuple[CostRow, ...]
+    note: str
+
+
+def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
+    """The cost of everything that ran, devices and overrides kept apart; ``None`` if nothing did."""
+    parts = [
+        (group.preset.title, changes, same_place)
+        for group in groups.values()
+        for changes, runs in (((), group.runs), *((v.changes, v.runs) for v in group.variants))
+        for same_place in _by_place(runs)
+    ]
+    if not parts:
+        return None
+    places = dict.fromkeys(_place(runs[0]) for _, _, runs in parts)
+    alike = len(places) == 1
+    rows = tuple(CostRow(label, changes, _cells(runs, with_place=not alike)) for label, changes, runs in parts)
+    columns = _COLUMNS if alike else (*_COLUMNS, "Where")
+    return CostTable(columns, rows, f"All on {next(iter(places))}." if alike else "")
+
+
+def _place(run: RunRecord) -> str:
+    """The device, and what memory means there: neither time nor memory compares across these."""
+    return f"{run.report.device}, memory: {run.report.memory_kind}"
+
+
+def _by_place(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
+    places: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        places.setdefault(_place(run), []).append(run)
+    return list(places.values())
+
+
+def _cells(runs: list[RunRecord], *, with_place: bool) -> tuple[CostCell, ...]:
+    wall_s = sum(run.report.wall_s for run in runs) / len(runs)
+    cells = (
+        _quantity(run.report.step_ms for run in runs),
+        _quantity(run.report.peak_memory_mib for run in runs),
+        _quantity(run.report.jvps_per_step for run in runs),
+        _quantity(run.report.trunk_backward for run in runs),
+        _quantity(run.report.steps for run in runs),
+        CostCell(duration(wall_s), wall_s),
+        CostCell(str(len(runs)), len(runs)),
+    )
+    return (*cells, CostCell(_place(runs[0]))) if with_place else cells
+
+
+def _quantity(values: Iterable[float | None]) -> CostCell:
+    summary = summarise(value for value in values if value is not None)
+    return CostCell("–") if summary.mean is None else CostCell(_text(summary, summary.mean), summary.mean)
+
+
+def _text(summary: Summary, mean: float) -> str:
+    text = f"{mean:,.0f}" if mean == round(mean) else significant(mean)
+    return f"{text} ± {significant(summary.std, 2)}" if summary.std else text

@@ -1,0 +1,219 @@
+"""The paper's tables with our numbers in them, as plain text and numbers that every output can print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from splitfg.experiments.spec import Cell, Paper, Table
+from splitfg.report._groups import PresetRuns, Variant, metric_summary
+from splitfg.report._numbers import Summary, difference, measured, plus_minus
+from splitfg.report._provenance import Provenance, provenance
+from splitfg.runs.results import RunRecord
+
+State = Literal["measured", "diverged", "missing", "not run", "text"]
+Verdict = Literal["better", "worse", "same", ""]
+
+
+@dataclass(frozen=True)
+class VariantCell:
+    """The value of runs made with overrides, and the mark of the footnote that says which."""
+
+    text: str
+    mark: str
+
+
+@dataclass(frozen=True)
+class CellView:
+    """One cell, ready to print.
+
+    Attributes:
+        text: ``61.9 ± 0.3 (5)``, ``not run``, ``diverged``, or what the table itself says.
+        state: What kind of cell it is.
+        note: What the mean leaves unsaid (``3 of 5 seeds``, ``1 diverged``).
+        paper: The paper's value; empty where it prints none.
+        difference: Ours minus the paper's; empty where either is missing.
+        verdict: Whether ours is better than the paper's, where one of them can be.
+        variants: Values from runs made with overrides.
+        value: Our mean, to sort and to compare by.
+        forward_only: Whether no run behind the value took a reverse-mode pass through the trunk.
+        best: Best of all it is compared with.
+        best_forward: Best of those with no reverse-mode pass through the trunk.
+    """
+
+    text: str
+    state: State
+    note: str = ""
+    paper: str = ""
+    difference: str = ""
+    verdict: Verdict = ""
+    variants: tuple[VariantCell, ...] = ()
+    value: float | None = None
+    forward_only: bool = False
+    best: bool = False
+    best_forward: bool = False
+
+
+@dataclass(frozen=True)
+class RowView:
+    """A labelled row of cells."""
+
+    label: str
+    cells: tuple[CellView, ...]
+
+
+@dataclass(frozen=True)
+class ColumnView:
+    """A column's name, and whether it holds measured numbers."""
+
+    name: str
+    numeric: bool
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table, its footnotes (mark and text) and what its numbers rest on."""
+
+    table: Table
+    columns: tuple[ColumnView, ...]
+    rows: tuple[RowView, ...]
+    footnotes: tuple[tuple[str, str], ...]
+    provenance: Provenance | None
+
+
+def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
+    """Fill a table with the runs of its experiment."""
+    marks = _marks(table, groups)
+    rows = [[_view_cell(cell, table, groups, marks) for cell in row.cells] for row in table.rows]
+    for line in _compared_lines(table):
+        _mark_best(rows, line, table)
+    views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
+    numeric = {j for _, j, _ in _cells(table)}
+    columns = tuple(ColumnView(name, j in numeric) for j, name in enumerate(table.columns))
+    footnotes = tuple((mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items())
+    return TableView(table, columns, views, footnotes, provenance(_runs_behind(table, groups)))
+
+
+def _cells(table: Table) -> list[tuple[int, int, Cell]]:
+    return [
+        (i, j, cell) for i, row in enumerate(table.rows) for j, cell in enumerate(row.cells) if isinstance(cell, Cell)
+    ]
+
+
+def _marks(table: Table, groups: Mapping[str, PresetRuns]) -> dict[tuple[str, ...], str]:
+    """One dagger per distinct set of overrides, numbered in the order the table shows them."""
+    variants = [v for _, _, cell in _cells(table) for v in groups[cell.preset].variants]
+    distinct = dict.fromkeys(v.changes for v in variants)
+    return {changes: f"†{i}" for i, changes in enumerate(distinct, start=1)}
+
+
+def _runs_behind(table: Table, groups: Mapping[str, PresetRuns]) -> list[RunRecord]:
+    presets = dict.fromkeys(cell.preset for _, _, cell in _cells(table))
+    everything = [(groups[p].runs, *(v.runs for v in groups[p].variants)) for p in presets]
+    return [run for parts in everything for runs in parts for run in runs]
+
+
+def _view_cell(
+    cell: Cell | str | None,
+    table: Table,
+    groups: Mapping[str, PresetRuns],
+    marks: Mapping[tuple[str, ...], str],
+) -> CellView:
+    if not isinstance(cell, Cell):
+        return CellView("–" if cell is None else cell, "text")
+    group = groups[cell.preset]
+    summary = metric_summary(group.runs, cell.metric)
+    variants = tuple(_view_variant(v, cell.metric, table.decimals, marks) for v in group.variants)
+    view = replace(_view_value(summary, group, table), variants=variants, paper=_paper(cell.paper, table))
+    return view if cell.paper is None else _beside_paper(view, cell, cell.paper, table)
+
+
+def _view_value(summary: Summary, group: PresetRuns, table: Table) -> CellView:
+    if not group.runs:
+        return CellView("not run", "not run")
+    if summary.mean is None:
+        return CellView("diverged", "diverged", _note(summary, group)) if summary.diverged else _MISSING
+    return CellView(
+        measured(summary, table.decimals),
+        "measured",
+        _note(summary, group),
+        value=summary.mean,
+        forward_only=all(run.report.trunk_backward == 0 for run in group.runs),
+    )
+
+
+_MISSING = CellView("no value", "missing", "the runs did not report this metric")
+
+
+def _note(summary: Summary, group: PresetRuns) -> str:
+    planned, made = len(group.preset.seeds), len(group.runs)
+    missing = made - summary.n - summary.diverged
+    parts = [
+        f"{summary.diverged} of {made} diverged" if summary.diverged and made > 1 else "",
+        f"{missing} without a value" if missing else "",
+        f"{made} of {planned} seeds" if made < planned else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _view_variant(variant: Variant, metric: str, decimals: int, marks: Mapping[tuple[str, ...], str]) -> VariantCell:
+    summary = metric_summary(variant.runs, metric)
+    absent = "diverged" if summary.diverged else "no value"
+    text = absent if summary.mean is None else measured(summary, decimals)
+    return VariantCell(text, marks[variant.changes])
+
+
+def _paper(paper: Paper | None, table: Table) -> str:
+    return "" if paper is None else plus_minus(paper.mean, paper.std, table.decimals)
+
+
+def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table) -> CellView:
+    if view.value is None:
+        return view
+    # a percentage of a percentage misleads: accuracies differ by points
+    text = difference(view.value, paper, table.decimals, relative="accuracy" not in cell.metric)
+    return replace(view, difference=text, verdict=_verdict(view.value, paper.mean, table))
+
+
+def _verdict(ours: float, paper: float, table: Table) -> Verdict:
+    if table.better is None:
+        return ""
+    gain = round(ours - paper, table.decimals)
+    if gain == 0:
+        return "same"
+    return "better" if (gain > 0) == (table.better == "higher") else "worse"
+
+
+def _compared_lines(table: Table) -> list[list[tuple[int, int]]]:
+    """The cells that compete with each other: rows or columns, and within them only the same metric.
+
+    A table sets few tasks against many contenders, so the contenders lie along its longer side: data sets
+    by methods compares within a row, methods by metrics and settings by budgets within a column.
+    """
+    cells = _cells(table)
+    columns, rows = len({j for _, j, _ in cells}), len({i for i, _, _ in cells})
+    same_metric = all(len({c.metric for i, _, c in cells if i == row}) == 1 for row in {i for i, _, _ in cells})
+    along_row = same_metric and columns > rows
+    lines: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for i, j, cell in cells:
+        lines.setdefault((i if along_row else j, cell.metric), []).append((i, j))
+    return list(lines.values())
+
+
+def _mark_best(rows: list[list[CellView]], line: Sequence[tuple[int, int]], table: Table) -> None:
+    places = [(i, j) for i, j in line if rows[i][j].value is not None]
+    forward = [(i, j) for i, j in places if rows[i][j].forward_only]
+    for i, j in _winners(rows, places, table):
+        rows[i][j] = replace(rows[i][j], best=True)
+    for i, j in _winners(rows, forward, table):
+        rows[i][j] = replace(rows[i][j], best_forward=True)
+
+
+def _winners(rows: list[list[CellView]], places: Sequence[tuple[int, int]], table: Table) -> list[tuple[int, int]]:
+    """The best at the precision that is printed; nobody wins alone."""
+    if table.better is None or len(places) < 2:
+        return []
+    values = {(i, j): round(rows[i][j].value or 0.0, table.decimals) for i, j in places}
+    best = max(values.values()) if table.better == "higher" else min(values.values())
+    return [place for place, value in values.items() if value == best]
