@@ -55,7 +55,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A gradient estimate: the loss, gradients keyed by parameter name, and statistics. Nothing was mutated."""
+    """A gradient estimate: the loss, gradients keyed by parameter name, and statistics."""
 
     loss: Tensor
     grads: Params

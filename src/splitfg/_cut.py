@@ -1,0 +1,169 @@
+"""Taking a module apart without copying a parameter."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from splitfg.errors import SplitError
+
+
+def last_linear(model: nn.Module) -> str | None:
+    """The name of the last :class:`torch.nn.Linear` in the model's order."""
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    return names[-1] if names else None
+
+
+def names_of(part: nn.Module, model: nn.Module) -> dict[str, str]:
+    """From a part's parameter names to the model's, by identity."""
+    outer = {id(p): name for name, p in model.named_parameters()}
+    return {name: outer[id(p)] for name, p in part.named_parameters()}
+
+
+def replaced(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
+    """The model with some modules replaced, sharing every parameter and every other module.
+
+    Only the containers on the way to the replaced modules are copied, and those shallowly.
+    """
+    for name in new:
+        _require(model, name)
+    return _Twin(model, new)
+
+
+def without(model: nn.Module, name: str) -> nn.Module:
+    """The model with one module replaced by the identity: what it gives is what that module would read."""
+    return replaced(model, {name: nn.Identity()})
+
+
+class _Twin(nn.Module):
+    def __init__(self, model: nn.Module, new: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._copies: dict[str, tuple[nn.Module, nn.Module]] = {}
+        root = self._copied("", model)
+        for name, module in new.items():
+            *path, leaf = name.split(".")
+            holder = root
+            for depth, step in enumerate(path, start=1):
+                child = self._copied(".".join(path[:depth]), holder.get_submodule(step))
+                holder._modules[step] = child
+                holder = child
+            holder._modules[leaf] = module
+        # Adopt the copy's registries, so that parameter names stay the model's own.
+        self._modules, self._parameters, self._buffers = root._modules, root._parameters, root._buffers
+
+    def _copied(self, name: str, module: nn.Module) -> nn.Module:
+        if name not in self._copies:
+            twin = copy.copy(module)
+            twin.__dict__["_modules"] = dict(module._modules)
+            self._copies[name] = (module, twin)
+        return self._copies[name][1]
+
+    def forward(self, *inputs: Any) -> Tensor:
+        for original, twin in self._copies.values():
+            if twin.training != original.training:
+                twin.training = original.training
+        h: Tensor = self._copies[""][1](*inputs)
+        return h
+
+
+def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
+    """The model in two: up to what the named module reads, and from that module on.
+
+    Args:
+        model: Traced symbolically; control flow that depends on data cannot be cut this way.
+        name: Dotted name of the first module of the second part.
+
+    Returns:
+        Two graph modules that share the model's parameters under the model's names.
+    """
+    _require(model, name)
+    graph = _traced(model, name)
+    reader = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
+    if len(reader) != 1 or len(reader[0].all_input_nodes) != 1:
+        raise SplitError([f"{name} is called {len(reader)} times or reads several values: cut at another module"])
+    h = reader[0].all_input_nodes[0]
+    later = _downstream(graph, h)
+    _refuse_other_crossings(later, h, name)
+    return _up_to(model, graph, h), _from(model, graph, h, later)
+
+
+def _traced(model: nn.Module, name: str) -> fx.Graph:
+    tracer = _Tracer(name)
+    try:
+        return tracer.trace(model)
+    except Exception as error:  # symbolic tracing raises many kinds
+        raise SplitError(
+            [f"the model cannot be traced to be cut at {name} ({error}): build Split(trunk, head) from its parts"]
+        ) from error
+
+
+class _Tracer(fx.Tracer):
+    """Keeps the named module whole, so that the cut falls in front of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name == self._name or super().is_leaf_module(m, module_qualified_name)
+
+
+def _downstream(graph: fx.Graph, h: fx.Node) -> list[fx.Node]:
+    """The nodes after h that depend on it, in order."""
+    reached = {h}
+    order = []
+    for node in graph.nodes:
+        if node is not h and any(n in reached for n in node.all_input_nodes):
+            reached.add(node)
+            order.append(node)
+    return order
+
+
+def _refuse_other_crossings(later: list[fx.Node], h: fx.Node, name: str) -> None:
+    inside = {h, *later}
+    outside = {n for node in later for n in node.all_input_nodes if n not in inside and n.op != "get_attr"}
+    if outside:
+        listed = ", ".join(sorted(str(n.target) for n in outside))
+        raise SplitError([f"what follows {name} also reads {listed}, not h alone: cut where all paths have joined"])
+
+
+def _up_to(model: nn.Module, graph: fx.Graph, h: fx.Node) -> fx.GraphModule:
+    trunk = fx.Graph()
+    kept: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            break
+        kept[node] = trunk.node_copy(node, lambda n: kept[n])
+        if node is h:
+            break
+    trunk.output(kept[h])
+    return _graph_module(model, trunk)
+
+
+def _from(model: nn.Module, graph: fx.Graph, h: fx.Node, later: list[fx.Node]) -> fx.GraphModule:
+    rest = fx.Graph()
+    kept = {h: rest.placeholder("h")}
+    wanted = set(later) | {n for node in later for n in node.all_input_nodes if n.op == "get_attr"}
+    for node in graph.nodes:
+        if node in wanted and node is not h:
+            kept[node] = rest.node_copy(node, lambda n: kept[n])
+    return _graph_module(model, rest)
+
+
+def _graph_module(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    made = fx.GraphModule(model, graph)
+    made.graph.eliminate_dead_code()
+    made.recompile()
+    return made
+
+
+def _require(model: nn.Module, name: str) -> None:
+    known = [n for n, _ in model.named_modules() if n]
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=3) or known[-3:]
+    raise SplitError([f"the model has no module named {name!r}; did you mean {' or '.join(near)}?"])

@@ -1,0 +1,189 @@
+"""What the theory says about a user's own model, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg import theory
+from splitfg._black_box import BlackBoxTrunk
+from splitfg._split import Split, Tied
+from splitfg.errors import refuse
+from splitfg.estimators import Backprop, SplitFG
+from splitfg.tangents import Layout
+from splitfg.types import Inputs, Params, Target
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """How noisy Split-FG is on one model and batch, and what that means.
+
+    Attributes:
+        trunk_parameters: P_trunk, what tangents are drawn for.
+        head_parameters: P_head, trained exactly.
+        energy_ratio: ‖g_trunk‖² / ‖g‖².
+        predicted_variance: E‖ĝ - g‖² at this K by the theory.
+        measured_variance: The same, measured over ``draws`` estimates.
+        snr: Signal to noise at this K, by parameter: ‖g_p‖² / E‖ĝ_p - g_p‖².
+        probes_per_parameter: steps · K / P_trunk for the budget, if one was given.
+        saved_bytes: What backprop would keep of the trunk for this batch; ``None`` where it cannot run.
+        exact: Whether g itself was computed by reverse mode; if not, energies are estimated from scores.
+    """
+
+    K: int
+    draws: int
+    trunk_parameters: int
+    head_parameters: int
+    energy_ratio: float
+    predicted_variance: float
+    measured_variance: float | None
+    snr: dict[str, float]
+    probes_per_parameter: float | None
+    saved_bytes: int | None
+    exact: bool
+
+    @property
+    def parameter_ratio(self) -> float:
+        """P_trunk / P_total."""
+        return self.trunk_parameters / (self.trunk_parameters + self.head_parameters)
+
+    def __str__(self) -> str:
+        return "\n".join([*self._numbers(), "", *self.advice()])
+
+    def advice(self) -> list[str]:
+        """In plain words, what the numbers mean for K and rho."""
+        gain = 1 / self.energy_ratio if self.energy_ratio > 0 else float("inf")
+        words = [
+            f"The exact head lowers each trunk coordinate's variance {gain:.2f} times against pure forward gradient"
+            f" ({'little to gain here: the gradient lives in the trunk' if gain < 1.2 else 'worth having'})."
+        ]
+        noise = self.trunk_parameters / self.K
+        words.append(
+            f"One estimate at K={self.K} is about {noise:,.0f} times more noise than signal in the trunk: doubling K"
+            " halves that, at the price of the time of K more tangents."
+        )
+        probes = self.probes_per_parameter
+        if probes is None:
+            words.append("Give the number of training steps to see how far the budget determines the trunk.")
+        elif probes < 1:
+            words.append(
+                f"The budget gives {probes:.2g} probes per trunk parameter: the trunk is under-determined, and an"
+                " adaptive optimizer at full step will random-walk it. Start at rho = 0.1 or 0.03, and run"
+                " FrozenTrunk() beside it: if that wins, lower rho."
+            )
+        else:
+            words.append(
+                f"The budget gives {probes:.2g} probes per trunk parameter: rho = 1 may work; compare it with"
+                " rho = 0.3 and with FrozenTrunk()."
+            )
+        return words
+
+    def _numbers(self) -> list[str]:
+        measured = "not measured" if self.measured_variance is None else f"{self.measured_variance:.4g}"
+        how = "exact gradient" if self.exact else "from scores alone"
+        lines = [
+            f"parameters        trunk {self.trunk_parameters:,}, head {self.head_parameters:,}"
+            f" (ratio {self.parameter_ratio:.4f})",
+            f"gradient energy   {self.energy_ratio:.4f} of it in the trunk ({how})",
+            f"total variance    {self.predicted_variance:.4g} predicted, {measured} measured"
+            f" (K={self.K}, {self.draws} draws)",
+        ]
+        if self.saved_bytes is not None:
+            lines.append(
+                f"backprop keeps    {self.saved_bytes / _MIB:,.1f} MiB of the trunk's activations; Split-FG none"
+            )
+        width = max((len(name) for name in self.snr), default=0)
+        lines += ["signal to noise"] + [f"  {name:<{width}}  {value:.3g}" for name, value in self.snr.items()]
+        return lines
+
+
+def diagnose(
+    split: Split,
+    x: Inputs,
+    y: Target,
+    *,
+    generator: torch.Generator,
+    K: int = 8,
+    draws: int = 100,
+    steps: int | None = None,
+) -> Diagnosis:
+    """Measure how noisy Split-FG is on this model and batch.
+
+    The exact gradient comes from one reverse pass, the only place here that makes one; a
+    :class:`~splitfg.BlackBoxTrunk` is measured from scores alone, by E[d²] = ‖g_trunk‖².
+
+    Args:
+        split: The network.
+        x: Inputs of one batch.
+        y: Its target.
+        generator: Draws the tangents.
+        K: Tangents per estimate to reason about.
+        draws: Estimates to measure the variance from.
+        steps: Training steps of the budget, for probes per parameter.
+    """
+    refuse([f"draws must be at least 2, got {draws}"] if draws < 2 else [])
+    estimator = SplitFG(K)
+    estimates = [estimator(split, x, y, generator=generator) for _ in range(draws)]
+    layout = Layout.of(split.trunk_params())
+    head = _energy({n: estimates[0].grads[n] for n in split.head_params()})
+    exact = not isinstance(split.trunk, BlackBoxTrunk)
+    if exact:
+        g = _trunk_gradient(split, x, y)
+        energy = _energy(g)
+        flat = layout.flatten(g)
+        measured = torch.stack([(layout.flatten(e.grads) - flat).square().sum() for e in estimates]).mean().item()
+        snr = _signal_to_noise(g, energy, K)
+    else:
+        energy = torch.cat([e.stats.scores for e in estimates]).square().mean().item()
+        measured, snr = None, {}
+    return Diagnosis(
+        K=K,
+        draws=draws,
+        trunk_parameters=layout.total,
+        head_parameters=sum(p.numel() for p in split.head_params().values()),
+        energy_ratio=energy / (energy + head),
+        predicted_variance=(layout.total + 1) / K * energy,
+        measured_variance=measured,
+        snr=snr,
+        probes_per_parameter=None if steps is None else theory.probes_per_parameter(steps, K, layout.total),
+        saved_bytes=saved_bytes(split, x) if exact else None,
+        exact=exact,
+    )
+
+
+def saved_bytes(split: Split, x: Inputs) -> int:
+    """What reverse mode would keep of the trunk's activations for these inputs, parameters not counted."""
+    own = {p.untyped_storage().data_ptr() for p in split.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    params = {n: p.detach().requires_grad_() for n, p in split.trunk_params().items()}
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        h = split.trunk_function(x)(params)
+        del h
+    return sum(kept.values())
+
+
+def _trunk_gradient(split: Split, x: Inputs, y: Target) -> Params:
+    readout_only = split.tied is Tied.EXCLUDE
+    grads = Backprop(closed_head=True, readout_only=readout_only)(split, x, y).grads
+    return {n: grads[n] for n in split.trunk_params()}
+
+
+def _signal_to_noise(g: Params, energy: float, K: int) -> dict[str, float]:
+    """K ‖g_p‖² / (n_p ‖g‖² + ‖g_p‖²) for every parameter p of n_p numbers."""
+    own = {n: v.square().sum().item() for n, v in g.items()}
+    return {n: K * own[n] / (v.numel() * energy + own[n]) if energy > 0 else 0.0 for n, v in g.items()}
+
+
+def _energy(g: Params) -> float:
+    return sum(v.double().square().sum().item() for v in g.values())

@@ -1,0 +1,238 @@
+"""A network cut at h: which parameters belong to the trunk, to the head, to both, or to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from splitfg._cut import cut_at, last_linear, names_of, without
+from splitfg.errors import SplitError, refuse
+from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead
+from splitfg.types import Inputs, Params, Target, TrunkFunction
+
+
+class Tied(Enum):
+    """What happens to a parameter that both trunk and head use, such as a tied vocabulary table.
+
+    ``EXCLUDE``: the trunk reads its current value, but only the head's exact gradient trains it (the paper's
+    readout-only surrogate). ``INCLUDE``: the trunk's estimate is added to the head's exact gradient (strict).
+    """
+
+    EXCLUDE = "exclude"
+    INCLUDE = "include"
+
+
+class Role(Enum):
+    """Who trains a parameter."""
+
+    TRUNK = "trunk"
+    HEAD = "head"
+    TIED = "tied"
+    FROZEN = "frozen"
+
+
+class Split:
+    """A trunk, x ↦ h, and a head, h ↦ loss.
+
+    Nothing is copied: parameters keep their storage. ``split.model`` is the module that owns them all, whose
+    parameter names key every estimate; save it, evaluate it and hand its parameters to an optimizer as usual.
+
+    Args:
+        trunk: Maps the inputs to h, shape ``(B, ..., d)``.
+        head: Maps h to the loss.
+        tied: What to do with parameters that both use; without a policy such a pair is refused.
+        model: The module that owns both, where there is one already; by default they are joined into one whose
+            names start with ``trunk.`` and ``head.``.
+    """
+
+    def __init__(
+        self, trunk: nn.Module, head: Head, *, tied: Tied | None = None, model: nn.Module | None = None
+    ) -> None:
+        self.trunk, self.head, self.tied = trunk, head, tied
+        self.model = model if model is not None else _Joined(trunk, head)
+        self._trunk_names = names_of(trunk, self.model)
+        self._head_names = names_of(head, self.model)
+        refuse(self._problems())
+        self._agrees: bool | None = None if model is not None else True
+
+    def __repr__(self) -> str:
+        counts = {role.value: self.count(role) for role in Role}
+        return f"Split({', '.join(f'{k}={v:,}' for k, v in counts.items() if v)})"
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Every parameter of the model and who trains it, in the model's order."""
+        trunk, head = set(self._trunk_names.values()), set(self._head_names.values())
+        roles = {}
+        for name, p in self.model.named_parameters():
+            if not p.requires_grad or name not in trunk | head:
+                roles[name] = Role.FROZEN
+            elif name in trunk & head:
+                roles[name] = Role.TIED
+            else:
+                roles[name] = Role.TRUNK if name in trunk else Role.HEAD
+        return roles
+
+    def count(self, *roles: Role) -> int:
+        """How many numbers the parameters in these roles hold."""
+        held = self.roles
+        return sum(p.numel() for name, p in self.model.named_parameters() if held[name] in roles)
+
+    def trunk_params(self) -> Params:
+        """What tangents are drawn for: the trunk's trained parameters, with the tied ones under ``INCLUDE``."""
+        return self._params(Role.TRUNK, *([Role.TIED] if self.tied is Tied.INCLUDE else []))
+
+    def head_params(self) -> Params:
+        """What the head trains exactly: its own parameters and the tied ones."""
+        return self._params(Role.HEAD, Role.TIED)
+
+    def trained_params(self) -> Params:
+        """Everything that is trained, in the model's order."""
+        return self._params(Role.TRUNK, Role.HEAD, Role.TIED)
+
+    def named_head_grads(self, grads: Params) -> Params:
+        """The head's gradients under the model's names, frozen ones left out."""
+        wanted = self.head_params()
+        return {self._head_names[n]: g for n, g in grads.items() if self._head_names[n] in wanted}
+
+    def trunk_function(self, x: Inputs) -> TrunkFunction:
+        """θ ↦ h for these inputs; parameters not in θ keep their current value."""
+        local = {outer: inner for inner, outer in self._trunk_names.items()}
+        inputs = x if isinstance(x, tuple) else (x,)
+
+        def f(params: Params) -> Tensor:
+            own = {local[name]: p for name, p in params.items() if name in local}
+            h: Tensor = functional_call(self.trunk, own, inputs)
+            return h
+
+        return f
+
+    def loss_function(self, x: Inputs, y: Target, normaliser: Tensor) -> Callable[[Params], Tensor]:
+        """θ ↦ L over trunk and head together, differentiable."""
+        trunk = self.trunk_function(x)
+        excluded = set(self._params(Role.TIED)) if self.tied is Tied.EXCLUDE else set()
+
+        def f(params: Params) -> Tensor:
+            h = trunk({name: p for name, p in params.items() if name not in excluded})
+            return self.head.loss(self.head_view(params), h, y, normaliser)
+
+        return f
+
+    def head_view(self, params: Params) -> Params:
+        """The head's parameters by its own names, taken from ``params`` where given."""
+        own = self.head.params()
+        return {n: params.get(self._head_names[n], p) for n, p in own.items()}
+
+    def h(self, x: Inputs) -> Tensor:
+        """The representation on the current parameters, with no tape."""
+        with torch.no_grad():
+            return self.trunk_function(x)({})
+
+    def predict(self, x: Inputs) -> Tensor:
+        """The head's outputs on the current parameters, with no tape."""
+        with torch.no_grad():
+            return self.head.predict(self.h(x))
+
+    def agrees_with_model(self, x: Inputs) -> bool:
+        """Whether trunk and head together give what the original model gives; found out once."""
+        if self._agrees is None:
+            with torch.no_grad():
+                expected = self.model(*(x if isinstance(x, tuple) else (x,)))
+                ours = self.predict(x)
+            same = isinstance(expected, Tensor) and expected.shape == ours.shape
+            self._agrees = same and torch.allclose(expected, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
+        return self._agrees
+
+    def _params(self, *roles: Role) -> Params:
+        held = self.roles
+        return {n: p.detach() for n, p in self.model.named_parameters() if held[n] in roles}
+
+    def _problems(self) -> list[str]:
+        found = []
+        shared = [name for name, role in self.roles.items() if role is Role.TIED]
+        if shared and self.tied is None:
+            found.append(
+                f"trunk and head share {_listed(shared)}: say tied=Tied.EXCLUDE (only the head trains it) or"
+                " tied=Tied.INCLUDE (both do)"
+            )
+        trained = self.trained_params().values()
+        if not trained:
+            found.append("no parameter is trained: set requires_grad on what should be")
+        for what, kinds in (("dtypes", {p.dtype for p in trained}), ("devices", {p.device for p in trained})):
+            if len(kinds) > 1:
+                found.append(f"parameters have mixed {what} ({_listed(sorted(map(str, kinds)))}): use one")
+        return found
+
+
+class _Joined(nn.Module):
+    """Trunk and head as one module, so that they can be saved and evaluated together."""
+
+    def __init__(self, trunk: nn.Module, head: Head) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return self.head.predict(self.trunk(*inputs))
+
+
+def split(
+    model: nn.Module,
+    at: str | None = None,
+    *,
+    loss: OutputLoss | None = None,
+    head: Callable[[nn.Module, OutputLoss], Head] | None = None,
+    tied: Tied | None = None,
+    example: Inputs | None = None,
+) -> Split:
+    """Cut a model that was written without us in mind.
+
+    At its last linear layer the head is a closed form. At any other module, that module and all that follows
+    becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``).
+
+    Args:
+        model: Its parameters are shared, its names kept.
+        at: Dotted name of the module that reads h; by default the last :class:`torch.nn.Linear`.
+        loss: The loss on the model's outputs; cross-entropy by default.
+        head: Makes the head from what follows h, e.g. ``ReverseModeHead`` or ``ProbedHead``.
+        tied: What to do with parameters that trunk and head share.
+        example: Inputs to check the cut with now, rather than with the first batch.
+
+    Raises:
+        SplitError: If there is no such module, or what follows it reads more than h.
+    """
+    loss = loss if loss is not None else CrossEntropy()
+    last = last_linear(model)
+    name = at if at is not None else last
+    if name is None:
+        raise SplitError(["the model has no nn.Linear to cut at: name a module with at=..."])
+    if name == last and head is None:
+        result = Split(without(model, name), _linear_head(model, name, loss), tied=tied, model=model)
+    else:
+        trunk, rest = cut_at(model, name)
+        result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model)
+    if example is not None and not result.agrees_with_model(example):
+        raise SplitError([disagreement(name)])
+    return result
+
+
+def disagreement(name: str = "the cut") -> str:
+    """The problem of a cut whose two halves do not make up the model."""
+    return (
+        f"trunk and head do not add up to the model at {name}: something follows the last linear layer, or the"
+        " model returns more than its outputs. Cut elsewhere with at=..., or build Split(trunk, head) by hand"
+    )
+
+
+def _linear_head(model: nn.Module, name: str, loss: OutputLoss) -> LinearHead:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return LinearHead(layer, loss=loss)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

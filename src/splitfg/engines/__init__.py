@@ -1,0 +1,6 @@
+"""Engines: h and J·v for a stack of tangents, by forward-mode AD or by perturbing and measuring."""
+
+from splitfg.engines._finite_difference import CentralDifference, OneSidedDifference
+from splitfg.engines._forward_mode import ForwardMode
+
+__all__ = ["CentralDifference", "ForwardMode", "OneSidedDifference"]

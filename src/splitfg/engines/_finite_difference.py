@@ -1,0 +1,99 @@
+"""Perturb and measure: J·v from runs of the trunk at moved parameters, for hardware that only runs forward."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg.engines._forward_mode import chunk_problems
+from splitfg.errors import refuse
+from splitfg.types import Params, TrunkFunction
+
+
+@dataclass(frozen=True)
+class CentralDifference:
+    """J v ≈ (f(θ + ε v) - f(θ - ε v)) / 2ε, two runs per tangent and an error O(ε²).
+
+    The default ε moves θ by a relative distance noise^(1/3), where ``noise`` is the relative precision of one
+    measurement (the dtype's own by default): ε = noise^(1/3) (1 + ‖θ‖) / ‖v‖. This balances the truncation
+    error, which grows as ε², against the measurement error, which shrinks as noise/ε. A noisy or quantised
+    device says its own noise, e.g. ``noise=1/256`` for 8-bit read-out.
+
+    Args:
+        step: ε, where a fixed one is wanted.
+        noise: Relative precision of a measurement.
+        chunk: Tangents per pass: h itself is measured once a pass.
+    """
+
+    step: float | None = None
+    noise: float | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(_problems(self.step, self.noise, self.chunk))
+
+    def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+        rows = _rows(tangents)
+        steps = [self.step or _step(params, v, self.noise, order=3) for v in rows]
+        dh = [(f(_moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in zip(rows, steps, strict=True)]
+        return f(params), torch.stack(dh)
+
+
+@dataclass(frozen=True)
+class OneSidedDifference:
+    """J v ≈ (f(θ + ε v) - f(θ)) / ε, one run per tangent beside the one at θ, and an error O(ε).
+
+    The default is ε = noise^(1/2) (1 + ‖θ‖) / ‖v‖, which balances truncation ε against noise/ε.
+
+    Args:
+        step: ε, where a fixed one is wanted.
+        noise: Relative precision of a measurement; the dtype's own by default.
+        chunk: Tangents per pass: h itself is measured once a pass.
+    """
+
+    step: float | None = None
+    noise: float | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(_problems(self.step, self.noise, self.chunk))
+
+    def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+        h = f(params)
+        rows = _rows(tangents)
+        steps = [self.step or _step(params, v, self.noise, order=2) for v in rows]
+        dh = [(f(_moved(params, v, e)) - h) / e for v, e in zip(rows, steps, strict=True)]
+        return h, torch.stack(dh)
+
+
+def _rows(tangents: Params) -> list[Params]:
+    count = next(iter(tangents.values())).shape[0]
+    return [{name: v[k] for name, v in tangents.items()} for k in range(count)]
+
+
+def _moved(params: Params, tangent: Params, step: float | Tensor) -> Params:
+    return {name: p + step * tangent[name] for name, p in params.items()}
+
+
+def _step(params: Params, tangent: Params, noise: float | None, *, order: int) -> Tensor:
+    """ε = noise^(1/order) (1 + ‖θ‖) / ‖v‖, a scalar tensor."""
+    precision = noise or max(torch.finfo(p.dtype).eps for p in params.values())
+    relative = float(precision ** (1 / order))
+    return relative * (1 + _norm(params)) / _norm(tangent)
+
+
+def _norm(params: Params) -> Tensor:
+    return torch.stack([p.square().sum() for p in params.values()]).sum().sqrt()
+
+
+def _problems(step: float | None, noise: float | None, chunk: int | None) -> list[str]:
+    found = chunk_problems(chunk)
+    for name, value in (("step", step), ("noise", noise)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            found.append(f"{name} must be a positive number (or None for the default), got {value}")
+    return found

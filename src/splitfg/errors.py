@@ -1,0 +1,27 @@
+"""One error that lists everything that is wrong, and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SplitError(ValueError):
+    """Raised before anything is computed from a split, a batch or a setting that cannot work.
+
+    Attributes:
+        problems: Everything that is wrong, one sentence each.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"- {p}" for p in self.problems) if len(problems) > 1 else problems[0])
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise a :class:`SplitError` if there is any problem."""
+    if problems:
+        raise SplitError(problems)
+
+
+class NonFiniteError(SplitError):
+    """h or the loss is NaN or infinite: the training has diverged, or the input was not finite."""

@@ -1,0 +1,22 @@
+"""Estimators: ``estimator(split, x, y, generator=...) -> Estimate``, one method per file."""
+
+from splitfg.estimators._combine import Combination, Mean, Projection
+from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
+from splitfg.estimators.evolution import EvolutionStrategy
+from splitfg.estimators.forward_gradient import ForwardGradient
+from splitfg.estimators.frozen import FrozenTrunk
+from splitfg.estimators.protocol import Estimator
+from splitfg.estimators.split_fg import SplitFG
+
+__all__ = [
+    "Backprop",
+    "CheckpointedBackprop",
+    "Combination",
+    "Estimator",
+    "EvolutionStrategy",
+    "ForwardGradient",
+    "FrozenTrunk",
+    "Mean",
+    "Projection",
+    "SplitFG",
+]

@@ -1,0 +1,128 @@
+"""From K scores on K tangents to one gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg.tangents import TangentSource
+
+
+class Accumulator(ABC):
+    """Takes tangents and their scores chunk by chunk, and gives the combined gradient at the end."""
+
+    @abstractmethod
+    def add(self, tangents: Tensor, scores: Tensor) -> None:
+        """Take ``(c, P)`` tangents and their ``(c,)`` scores."""
+
+    @abstractmethod
+    def result(self) -> Tensor:
+        """The gradient, shape ``(P,)``."""
+
+
+class Combination(ABC):
+    """A way to combine K scored tangents."""
+
+    @property
+    @abstractmethod
+    def biased(self) -> bool:
+        """Whether the combined estimate is biased."""
+
+    @property
+    @abstractmethod
+    def looks_back(self) -> bool:
+        """Whether it needs tangents again after all scores are known."""
+
+    @abstractmethod
+    def start(self, source: TangentSource) -> Accumulator:
+        """Begin one estimate."""
+
+
+@dataclass(frozen=True)
+class Mean(Combination):
+    """ĝ = (1/K) Σ_k d_k v_k, the paper's: unbiased for every law (reweighted where E[v vᵀ] ≠ I)."""
+
+    @property
+    def biased(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def looks_back(self) -> bool:
+        """No: every tangent is dropped once it is scored."""
+        return False
+
+    def start(self, source: TangentSource) -> Accumulator:
+        """A running sum of d_k v_k."""
+        return _MeanAccumulator(source)
+
+
+class _MeanAccumulator(Accumulator):
+    def __init__(self, source: TangentSource) -> None:
+        self._source = source
+        self._sum: Tensor | None = None
+
+    def add(self, tangents: Tensor, scores: Tensor) -> None:
+        part = scores.to(tangents.dtype) @ tangents
+        self._sum = part if self._sum is None else self._sum.add_(part)
+
+    def result(self) -> Tensor:
+        assert self._sum is not None
+        mean = self._sum / self._source.count
+        precision = self._source.law.precision(self._source.layout)
+        return mean if precision is None else mean * precision
+
+
+@dataclass(frozen=True)
+class Projection(Combination):
+    """ĝ = Vᵀ (V Vᵀ)⁻¹ d, the projection of g onto the span of the K tangents (rows of V).
+
+    Biased towards zero (E[ĝ] = (K/P) g for Gaussian tangents) but with no noise inside the span: the direction
+    of choice where the step size is tuned anyway. Chunks are drawn again rather than kept.
+    """
+
+    @property
+    def biased(self) -> bool:
+        """Yes: it shrinks the gradient by K/P on average."""
+        return True
+
+    @property
+    def looks_back(self) -> bool:
+        """Yes: the Gram matrix needs pairs of tangents."""
+        return True
+
+    def start(self, source: TangentSource) -> Accumulator:
+        """Scores now, tangents again later."""
+        return _ProjectionAccumulator(source)
+
+
+class _ProjectionAccumulator(Accumulator):
+    def __init__(self, source: TangentSource) -> None:
+        self._source = source
+        self._scores: list[Tensor] = []
+        self._kept: Tensor | None = None
+
+    def add(self, tangents: Tensor, scores: Tensor) -> None:
+        self._scores.append(scores)
+        if tangents.shape[0] == self._source.count:
+            self._kept = tangents
+
+    def result(self) -> Tensor:
+        scores = torch.cat(self._scores)
+        weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(self._source.layout.dtype)
+        parts = weights.split(self._source.chunk_sizes)
+        return torch.stack([w @ self._chunk(i) for i, w in enumerate(parts)]).sum(dim=0)
+
+    def _gram(self) -> Tensor:
+        count = len(self._source.chunk_sizes)
+        rows = []
+        for i in range(count):
+            left = self._chunk(i)
+            rows.append(torch.cat([left @ self._chunk(j).T for j in range(count)], dim=1))
+        return torch.cat(rows)
+
+    def _chunk(self, index: int) -> Tensor:
+        return self._kept if self._kept is not None else self._source.again(index)

@@ -1,0 +1,48 @@
+"""The head's exact part of an estimate, gathered over micro-batches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splitfg._split import Split
+from splitfg._validate import check_h, check_loss
+from splitfg.estimators._grads import added
+from splitfg.types import HeadGradient, Params, Target
+
+
+class HeadPass:
+    """Loss, head gradients and u of each part of a batch, each computed once.
+
+    Args:
+        split: The network.
+        target: The target of the whole batch: every part is divided by the whole batch's normaliser.
+    """
+
+    def __init__(self, split: Split, target: Target) -> None:
+        self._split, self._target = split, target
+        self._normaliser: Tensor | None = None
+        self._us: list[Tensor] = []
+        self._loss: Tensor | None = None
+        self._grads: Params = {}
+
+    def u(self, part: int, h: Tensor, target: Target) -> Tensor:
+        """dL/dh of a part; parts come in order, and again as often as wanted."""
+        if part == len(self._us):
+            self._take(h, target)
+        return self._us[part]
+
+    def result(self) -> HeadGradient:
+        """The whole batch's loss, u (parts joined) and head gradients under the model's names."""
+        assert self._loss is not None
+        check_loss(self._loss)
+        return HeadGradient(self._loss, torch.cat(self._us), self._split.named_head_grads(self._grads))
+
+    def _take(self, h: Tensor, target: Target) -> None:
+        check_h(self._split, h, target)
+        if self._normaliser is None:
+            self._normaliser = self._split.head.normaliser(h, self._target)
+        part = self._split.head(h, target, self._normaliser)
+        self._us.append(part.u)
+        self._loss = part.loss if self._loss is None else self._loss + part.loss
+        self._grads = added(self._grads, part.grads)

@@ -1,0 +1,25 @@
+"""A batch in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from splitfg.types import Inputs, Target
+
+Batch: TypeAlias = Sequence[tuple[Inputs, Target]]
+"""A batch in micro-batches: inputs and target of each part."""
+
+
+def parts(x: Inputs, y: Target, rows: int | None) -> Iterator[tuple[Inputs, Target]]:
+    """The batch in parts of at most ``rows`` rows; whole if ``None``."""
+    count = y.shape[0]
+    if rows is None or rows >= count:
+        yield x, y
+        return
+    for start in range(0, count, rows):
+        part = slice(start, start + rows)
+        yield pytree.tree_map(lambda t, part=part: t[part] if isinstance(t, Tensor) else t, x), y[part]

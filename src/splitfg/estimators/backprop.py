@@ -1,0 +1,162 @@
+"""Backpropagation, the reference: plain, with the closed-form head, and with activation checkpointing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from splitfg._cut import names_of, replaced
+from splitfg._split import Role, Split
+from splitfg._validate import check_batch, check_h, check_loss
+from splitfg.errors import SplitError, refuse
+from splitfg.estimators._grads import added, norm
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._parts import Batch, parts
+from splitfg.estimators._settings import tangent_problems
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class Backprop:
+    """The exact gradient by reverse mode through trunk and head.
+
+    A tied parameter gets the gradient of both its roles, whatever the split's policy for estimates.
+
+    Args:
+        closed_head: Take the head's closed form, in row chunks, and reverse mode through the trunk alone:
+            the same gradient without the logits of the whole batch on the tape.
+        readout_only: Leave out the trunk's share of tied parameters, as ``Tied.EXCLUDE`` does.
+        micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+    """
+
+    closed_head: bool = False
+    readout_only: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(1, self.micro_batch))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        check_batch(split, x, y, generator)
+        return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
+
+
+@dataclass(frozen=True)
+class CheckpointedBackprop:
+    """The exact gradient with activation checkpointing: each block's inside is computed again on the way back.
+
+    Args:
+        blocks: Names of the trunk's modules to checkpoint; by default the entries of its outermost
+            :class:`torch.nn.ModuleList` and :class:`torch.nn.Sequential` containers.
+        closed_head: As in :class:`Backprop`.
+        readout_only: As in :class:`Backprop`.
+        micro_batch: As in :class:`Backprop`.
+    """
+
+    blocks: tuple[str, ...] = ()
+    closed_head: bool = False
+    readout_only: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(1, self.micro_batch))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        check_batch(split, x, y, generator)
+        names = self.blocks or _blocks(split.trunk)
+        trunk = replaced(split.trunk, {n: _Checkpointed(split.trunk.get_submodule(n)) for n in names})
+        return _Reverse(split, trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
+
+
+@dataclass(frozen=True)
+class _Reverse:
+    """Reverse mode through a trunk (the split's own, or its checkpointed twin) and its head."""
+
+    split: Split
+    trunk: nn.Module
+    closed_head: bool
+    readout_only: bool
+
+    def __call__(self, x: Inputs, y: Target, micro_batch: int | None) -> Estimate:
+        batch = list(parts(x, y, micro_batch))
+        loss, grads = self._through_closed_head(batch, y) if self.closed_head else self._through_all(batch, y)
+        check_loss(loss)
+        return Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
+
+    def _through_closed_head(self, batch: Batch, y: Target) -> tuple[Tensor, Params]:
+        """The head in closed form, then reverse mode from u through the trunk."""
+        head, grads = HeadPass(self.split, y), Params()
+        names = set(self._own_names().values())
+        leaves = _leaves({n: p for n, p in self.split.trained_params().items() if n in names})
+        for i, (part_x, part_y) in enumerate(batch):
+            h = self._h(leaves, part_x)
+            u = head.u(i, h.detach(), part_y)
+            grads = added(grads, _grads(h, leaves, u))
+        exact = head.result()
+        return exact.loss, added(exact.grads, grads)
+
+    def _through_all(self, batch: Batch, y: Target) -> tuple[Tensor, Params]:
+        """Reverse mode from the loss through head and trunk."""
+        leaves = _leaves(self.split.trained_params())
+        loss, grads = torch.zeros_like(next(iter(leaves.values())).sum()).detach(), Params()
+        for part_x, part_y in batch:
+            h = self._h(leaves, part_x)
+            check_h(self.split, h.detach(), part_y)
+            with torch.enable_grad():
+                normaliser = self.split.head.normaliser(h, y)
+                part = self.split.head.loss(self.split.head_view(leaves), h, part_y, normaliser)
+            grads = added(grads, _grads(part, leaves, None))
+            loss = loss + part.detach()
+        return loss, grads
+
+    def _h(self, leaves: Params, x: Inputs) -> Tensor:
+        own = {inner: leaves[n] for inner, n in self._own_names().items() if n in leaves}
+        with torch.enable_grad():
+            h: Tensor = functional_call(self.trunk, own, x if isinstance(x, tuple) else (x,))
+        return h
+
+    def _own_names(self) -> dict[str, str]:
+        """From the trunk's names to the model's, for what reverse mode reaches through it."""
+        names = names_of(self.trunk, self.split.model)
+        left_out = Role.TIED if self.readout_only else None
+        roles = self.split.roles
+        return {inner: n for inner, n in names.items() if roles[n] not in (left_out, Role.FROZEN)}
+
+
+def _leaves(params: Params) -> Params:
+    return {n: p.detach().requires_grad_() for n, p in params.items()}
+
+
+def _grads(output: Tensor, leaves: Params, u: Tensor | None) -> Params:
+    if not leaves:
+        return {}
+    grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *inputs: Any) -> Any:
+        return checkpoint(self.block, *inputs, use_reentrant=False)
+
+
+def _blocks(trunk: nn.Module) -> tuple[str, ...]:
+    names: list[str] = []
+    for name, module in trunk.named_modules():
+        if any(name == chosen or name.startswith(f"{chosen}.") for chosen in names):
+            continue
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            names += [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
+    if not names:
+        raise SplitError(["the trunk has no nn.ModuleList or nn.Sequential: name the blocks to checkpoint"])
+    return tuple(names)

@@ -1,0 +1,80 @@
+"""The pure forward gradient: tangents over all parameters, head included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitfg._split import Split
+from splitfg._validate import check_batch, check_h, check_loss
+from splitfg.engines import ForwardMode
+from splitfg.errors import refuse
+from splitfg.estimators._combine import Combination, Mean
+from splitfg.estimators._grads import norm
+from splitfg.estimators._parts import parts
+from splitfg.estimators._settings import tangent_problems
+from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
+from splitfg.types import Engine, Estimate, Inputs, Stats, Target
+
+
+@dataclass(frozen=True)
+class ForwardGradient:
+    """Baydin et al.'s forward gradient: one scalar <∇L, v_k> per tangent for all P parameters.
+
+        ĝ = (1/K) Σ_k <∇L, v_k> v_k,    Var[ĝ_i] = (‖∇L‖² + g_i²) / K.
+
+    Unbiased. Under ``Tied.EXCLUDE`` the lookup role of a tied parameter is left out here too.
+
+    Args:
+        K: Tangents per estimate.
+        law: What tangents are drawn from.
+        engine: How the directional derivative of the loss is found.
+        combine: How K scores become a gradient.
+        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+    """
+
+    K: int = 8
+    law: TangentLaw = field(default_factory=Gaussian)
+    engine: Engine = field(default_factory=ForwardMode)
+    combine: Combination = field(default_factory=Mean)
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(self.K, self.micro_batch))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+        """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        check_batch(split, x, y, generator)
+        with torch.no_grad():
+            normaliser = _normaliser(split, x, y, self.micro_batch)
+            params = split.trained_params()
+            layout = Layout.of(params)
+            source = TangentSource(
+                self.law, layout, self.K, self.engine.chunk, generator, remember=self.combine.looks_back
+            )
+            total, scores = self.combine.start(source), []
+            loss = torch.zeros((), dtype=layout.dtype, device=layout.device)
+            for tangents in source:
+                loss, d = torch.zeros_like(loss), loss.new_zeros(tangents.shape[0])
+                for part_x, part_y in parts(x, y, self.micro_batch):
+                    f = split.loss_function(part_x, part_y, normaliser)
+                    part_loss, part_d = self.engine(f, params, layout.unflatten(tangents))
+                    loss, d = loss + part_loss, d + part_d
+                scores.append(d)
+                total.add(tangents, d)
+            check_loss(loss)
+            grads = layout.unflatten(total.result())
+            stats = Stats(jvps=self.K, biased=self.combine.biased, scores=torch.cat(scores), norms={"all": norm(grads)})
+            return Estimate(loss, grads, stats)
+
+
+def _normaliser(split: Split, x: Inputs, y: Target, micro_batch: int | None) -> Tensor:
+    """N of the whole batch, and the checks on h where they may be made."""
+    if split.head.out_features is not None and torch.compiler.is_compiling():
+        return split.head.output_loss.normaliser(y, split.head.out_features)
+    first_x, first_y = next(iter(parts(x, y, micro_batch)))
+    h = split.h(first_x)
+    check_h(split, h, first_y)
+    return split.head.normaliser(h, y)

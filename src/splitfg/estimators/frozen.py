@@ -1,0 +1,41 @@
+"""The frozen-trunk control: K = 0, only the exact head is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from splitfg._split import Split
+from splitfg._validate import check_batch
+from splitfg.errors import refuse
+from splitfg.estimators._grads import norm
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._parts import parts
+from splitfg.estimators._settings import tangent_problems
+from splitfg.types import Estimate, Inputs, Stats, Target
+
+
+@dataclass(frozen=True)
+class FrozenTrunk:
+    """The head's exact gradient over a trunk that stays as it is; trunk parameters get no entry.
+
+    Args:
+        micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+    """
+
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(1, self.micro_batch))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """The head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        check_batch(split, x, y, generator)
+        with torch.no_grad():
+            head = HeadPass(split, y)
+            for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
+                head.u(i, split.h(part_x), part_y)
+            exact = head.result()
+            norms = {"u": exact.u.norm(), "head": norm(exact.grads)}
+            return Estimate(exact.loss, exact.grads, Stats(norms=norms))

@@ -1,0 +1,154 @@
+"""Split forward gradients: the paper's estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitfg._split import Split
+from splitfg._validate import check_batch, explain, skip_checks
+from splitfg.engines import ForwardMode
+from splitfg.errors import SplitError, refuse
+from splitfg.estimators._combine import Combination, Mean
+from splitfg.estimators._grads import added, norm
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._parts import Batch, parts
+from splitfg.estimators._settings import tangent_problems
+from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
+from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class SplitFG:
+    """Exact head, tangents in the trunk, no reverse pass through the trunk.
+
+    With u = dL/dh from the head and J = dh/dθ_trunk, for K tangents v_k,
+
+        d_k = <u, J v_k>,    ĝ_trunk = (1/K) Σ_k d_k v_k,    E[ĝ_trunk] = Jᵀ u = dL/dθ_trunk,
+
+    since E[v vᵀ] = I. Its variance is (‖g_trunk‖² + g_i²) / K per trunk coordinate, and zero for the head.
+
+    Given a ``prediction`` p of the trunk's gradient, the estimate is p + (1/K) Σ_k (d_k - <p, v_k>) v_k:
+    unbiased whatever p is, with ‖g_trunk - p‖² in place of ‖g_trunk‖² in the variance.
+
+    Args:
+        K: Tangents per estimate.
+        law: What tangents are drawn from.
+        engine: How J v is found, and how many tangents ride together.
+        combine: How K scores become a gradient.
+        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+    """
+
+    K: int = 8
+    law: TangentLaw = field(default_factory=Gaussian)
+    engine: Engine = field(default_factory=ForwardMode)
+    combine: Combination = field(default_factory=Mean)
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(self.K, self.micro_batch))
+
+    def __call__(
+        self,
+        split: Split,
+        x: Inputs,
+        y: Target,
+        *,
+        generator: torch.Generator,
+        prediction: Params | None = None,
+    ) -> Estimate:
+        """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`.
+
+        Args:
+            split: The network.
+            x: Inputs.
+            y: Target.
+            generator: Draws the tangents.
+            prediction: A guess of the trunk's gradient, keyed by parameter name; missing names count as zero.
+        """
+        check_batch(split, x, y, generator)
+        with torch.no_grad():
+            params = _trunk_params(split)
+            layout = Layout.of(params)
+            source = TangentSource(
+                self.law, layout, self.K, self.engine.chunk, generator, remember=self.combine.looks_back
+            )
+            guess = _flat_guess(layout, params, prediction)
+            head = HeadPass(split, y)
+            flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
+            return self._assembled(layout.unflatten(flat), scores, head)
+
+    def _estimate(
+        self,
+        split: Split,
+        batch: Batch,
+        params: Params,
+        source: TangentSource,
+        guess: Tensor | None,
+        head: HeadPass,
+    ) -> tuple[Tensor, Tensor]:
+        """The trunk's gradient, flat, and the scores."""
+        total, scores = self.combine.start(source), []
+        for tangents in source:
+            d = self._scores(split, batch, params, source.layout.unflatten(tangents), head)
+            scores.append(d)
+            total.add(tangents, d if guess is None else d - (tangents @ guess).to(d.dtype))
+        flat = total.result()
+        return flat if guess is None else flat + guess, torch.cat(scores)
+
+    def _scores(
+        self,
+        split: Split,
+        batch: Batch,
+        params: Params,
+        tangents: Params,
+        head: HeadPass,
+    ) -> Tensor:
+        """d_k = <u, J v_k> over all parts of the batch, shape ``(c,)``."""
+        total: Tensor | None = None
+        for i, (x, y) in enumerate(batch):
+            h, dh = self._push(split, x, params, tangents)
+            u = head.u(i, h, y)
+            d = _inner(dh, u)
+            total = d if total is None else total + d
+        assert total is not None
+        return total
+
+    def _push(self, split: Split, x: Inputs, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        f = split.trunk_function(x)
+        if skip_checks():
+            return self.engine(f, params, tangents)
+        try:
+            return self.engine(f, params, tangents)
+        except (NotImplementedError, RuntimeError) as error:
+            problem = explain(error, split, x)
+            if problem is None:
+                raise
+            raise problem from error
+
+    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass) -> Estimate:
+        exact = head.result()
+        norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads)}
+        stats = Stats(jvps=self.K, biased=self.combine.biased, scores=scores, norms=norms)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+
+
+def _inner(dh: Tensor, u: Tensor) -> Tensor:
+    """<u, dh_k> for every k, summed in float32 or wider."""
+    wide = torch.promote_types(u.dtype, torch.float32)
+    return dh.flatten(1).to(wide) @ u.flatten().to(wide)
+
+
+def _trunk_params(split: Split) -> Params:
+    params = split.trunk_params()
+    if not params:
+        raise SplitError(["the trunk has no trained parameter, so there is nothing to estimate: use FrozenTrunk()"])
+    return params
+
+
+def _flat_guess(layout: Layout, params: Params, prediction: Params | None) -> Tensor | None:
+    if prediction is None:
+        return None
+    return layout.flatten({n: prediction.get(n, torch.zeros_like(p)).to(p) for n, p in params.items()})

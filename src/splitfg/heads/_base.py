@@ -1,0 +1,98 @@
+"""What every head offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.heads._losses import OutputLoss
+from splitfg.types import HeadGradient, Params
+
+
+class Head(nn.Module, ABC):
+    """Maps h to the loss, and gives the loss, u = dL/dh and its own gradient back without touching the trunk.
+
+    ``head(h, target)`` returns a :class:`~splitfg.types.HeadGradient` computed on the current parameters,
+    with no autograd tape left behind. Subclasses fill in the abstract methods and override nothing else.
+
+    Args:
+        loss: The loss on the outputs.
+    """
+
+    def __init__(self, loss: OutputLoss) -> None:
+        super().__init__()
+        self.output_loss = loss
+
+    @property
+    @abstractmethod
+    def in_features(self) -> int | None:
+        """The width of h it reads; ``None`` where only running it can tell."""
+
+    @property
+    @abstractmethod
+    def out_features(self) -> int | None:
+        """How many outputs it has; ``None`` where only running it can tell."""
+
+    @property
+    @abstractmethod
+    def reverse_mode(self) -> bool:
+        """Whether its own gradient takes a reverse-mode pass (confined to the head)."""
+
+    @abstractmethod
+    def outputs(self, params: Params, h: Tensor) -> Tensor:
+        """The outputs of shape ``(..., C)`` for h of shape ``(..., d)``, as a function of the head's parameters."""
+
+    @abstractmethod
+    def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
+        """Loss, u and gradients, for the given normaliser N."""
+
+    def forward(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> HeadGradient:
+        """The loss, u = dL/dh and the gradient of the head's parameters.
+
+        Args:
+            h: Representation, shape ``(..., d)``.
+            target: Class indices ``(...)`` or values ``(..., C)``.
+            normaliser: N of the whole batch, where this is only a part of it.
+        """
+        with torch.no_grad():
+            h = h.detach()
+            if normaliser is None:
+                normaliser = self.normaliser(h, target)
+            return self._exact(h, target, normaliser)
+
+    def predict(self, h: Tensor) -> Tensor:
+        """The outputs on the current parameters."""
+        return self.outputs(self.params(), h)
+
+    def loss(self, params: Params, h: Tensor, target: Tensor, normaliser: Tensor) -> Tensor:
+        """The loss as a differentiable function of the parameters and h."""
+        outputs = self.outputs(params, h)
+        width = outputs.shape[-1]
+        rows = self.output_loss.fold(target, width)
+        return self.output_loss.summed(outputs.reshape(-1, width), rows) / normaliser.to(outputs.dtype)
+
+    def params(self) -> Params:
+        """The head's current parameters, detached, by its own names."""
+        return {name: p.detach() for name, p in self.named_parameters()}
+
+    def width(self, h: Tensor) -> int:
+        """The number of outputs, found by running one row where it is not known."""
+        if self.out_features is not None:
+            return self.out_features
+        with torch.no_grad():
+            return self.predict(h.detach()[:1]).shape[-1]
+
+    def normaliser(self, h: Tensor, target: Tensor) -> Tensor:
+        """N for this target; adds up over the parts of a batch."""
+        return self.output_loss.normaliser(target, self.width(h))
+
+    def problems(self, h: Tensor, target: Tensor) -> list[str]:
+        """What is wrong with this h and target for this head, all of it."""
+        if self.in_features is not None and (h.ndim < 2 or h.shape[-1] != self.in_features):
+            return [
+                f"the trunk gives h of shape {tuple(h.shape)}, but the head reads (..., {self.in_features}):"
+                " make the head's input width equal to the width of h"
+            ]
+        return self.output_loss.problems(tuple(h.shape[:-1]), self.width(h), target)

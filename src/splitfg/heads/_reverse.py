@@ -1,0 +1,52 @@
+"""A nonlinear head: reverse mode, confined to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from splitfg.heads._base import Head
+from splitfg.heads._losses import CrossEntropy, OutputLoss
+from splitfg.types import HeadGradient, Params
+
+
+class ReverseModeHead(Head):
+    """Any module as head: its gradient and u = dL/dh by reverse mode from the loss back to h, and no further.
+
+    Args:
+        module: Maps h to the outputs; kept and shared, not copied.
+        loss: The loss on the outputs; cross-entropy by default.
+    """
+
+    def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
+        super().__init__(loss if loss is not None else CrossEntropy())
+        self.module = module
+
+    @property
+    def in_features(self) -> None:
+        """Known only by running the module."""
+        return
+
+    @property
+    def out_features(self) -> None:
+        """Known only by running the module."""
+        return
+
+    @property
+    def reverse_mode(self) -> bool:
+        """Yes, inside the head."""
+        return True
+
+    def outputs(self, params: Params, h: Tensor) -> Tensor:
+        """The module's outputs."""
+        own = {name.removeprefix("module."): p for name, p in params.items()}
+        outputs: Tensor = functional_call(self.module, own, (h,))
+        return outputs
+
+    def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
+        def loss(params: Params, h: Tensor) -> Tensor:
+            return self.loss(params, h, target, normaliser)
+
+        (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(self.params(), h)
+        return HeadGradient(value, u, grads)

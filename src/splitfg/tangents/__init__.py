@@ -1,0 +1,17 @@
+"""Tangents: the laws random directions are drawn from, and the flat space they live in."""
+
+from splitfg.tangents._conditioned import Conditioned, RunningMagnitude
+from splitfg.tangents._laws import Gaussian, Orthogonal, Rademacher, TangentLaw
+from splitfg.tangents._layout import Layout
+from splitfg.tangents._source import TangentSource
+
+__all__ = [
+    "Conditioned",
+    "Gaussian",
+    "Layout",
+    "Orthogonal",
+    "Rademacher",
+    "RunningMagnitude",
+    "TangentLaw",
+    "TangentSource",
+]

@@ -1,0 +1,94 @@
+"""Conditioned tangents: each coordinate scaled by a running gradient magnitude, reweighted to stay unbiased."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg.tangents._laws import Gaussian, TangentLaw
+from splitfg.tangents._layout import Layout
+from splitfg.types import Params
+
+
+class RunningMagnitude:
+    """A running root-mean-square of gradient estimates, per parameter coordinate.
+
+    m ← β m + (1 - β) ĝ²,    magnitude = sqrt(m / (1 - βᵗ)).
+
+    Args:
+        beta: How slowly it forgets.
+    """
+
+    def __init__(self, beta: float = 0.99) -> None:
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f"beta must be in [0, 1), got {beta}")
+        self.beta = beta
+        self._mean_square: Params = {}
+        self._updates = 0
+
+    def update(self, grads: Params) -> None:
+        """Take one more estimate into account."""
+        for name, g in grads.items():
+            old = self._mean_square.get(name, torch.zeros_like(g))
+            self._mean_square[name] = torch.lerp(g.square(), old, self.beta)
+        self._updates += 1
+
+    def of(self, layout: Layout) -> Tensor | None:
+        """The magnitudes, flat, shape ``(P,)``; ``None`` before the first update."""
+        if not self._updates:
+            return None
+        return (layout.flatten(self._mean_square) / (1 - self.beta**self._updates)).sqrt()
+
+    def state_dict(self) -> dict[str, object]:
+        """Tensors and numbers to go on from."""
+        return {"mean_square": dict(self._mean_square), "updates": self._updates}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._mean_square = dict(state["mean_square"])  # type: ignore[call-overload]
+        self._updates = int(state["updates"])  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Conditioned(TangentLaw):
+    """v = s ⊙ z with z ~ N(0, I), put back as d · v / s², which keeps the estimate unbiased.
+
+    E[d v_i / s_i²] = E[(Σ_j g_j s_j z_j) z_i] / s_i = g_i,
+    Var = ((Σ_j g_j² s_j²) / s_i² + g_i²) / K.
+
+    s is the running magnitude to the power ``power``, scaled to mean square one and kept above ``floor``.
+    ``power=1`` is the paper's proposal. The total variance (Σ 1/s_i²)(Σ g_j² s_j²) is least at
+    ``power=-0.5``, by the Cauchy-Schwarz inequality: louder coordinates want *shorter* perturbations.
+
+    Args:
+        magnitude: The running magnitude; the training step updates it, the law only reads it.
+        power: Exponent of the magnitude.
+        floor: Smallest scale, relative to the root mean square.
+    """
+
+    magnitude: RunningMagnitude
+    power: float = 1.0
+    floor: float = 0.1
+
+    def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
+        """Gaussian rows, scaled coordinate by coordinate."""
+        rows = Gaussian().draw(layout, count, generator)
+        scale = self.scale(layout)
+        return rows if scale is None else rows * scale
+
+    def precision(self, layout: Layout) -> Tensor | None:
+        """1 / s²."""
+        scale = self.scale(layout)
+        return None if scale is None else scale.square().reciprocal()
+
+    def scale(self, layout: Layout) -> Tensor | None:
+        """s, shape ``(P,)``; ``None`` (all ones) before anything was observed."""
+        magnitude = self.magnitude.of(layout)
+        if magnitude is None:
+            return None
+        tiny = torch.finfo(layout.dtype).tiny
+        relative = magnitude / magnitude.square().mean().sqrt().clamp_min(tiny)
+        scale = relative.clamp_min(self.floor).pow(self.power)
+        return scale / scale.square().mean().sqrt()

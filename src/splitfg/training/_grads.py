@@ -1,0 +1,44 @@
+"""From an estimate to ``.grad``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import nn
+
+from splitfg.errors import SplitError
+from splitfg.estimators._grads import norm
+from splitfg.types import Estimate
+
+
+def clip(estimate: Estimate, max_norm: float) -> Estimate:
+    """Scale all gradients together so that their joint norm is at most ``max_norm``.
+
+    ĝ ← ĝ · min(1, max_norm / ‖ĝ‖), over trunk and head jointly. This biases an estimate whose norm exceeds the
+    bound. The norm before clipping is recorded as ``stats.norms["before_clip"]``.
+    """
+    if not max_norm > 0:
+        raise SplitError([f"max_norm must be positive, got {max_norm}: leave clipping out instead"])
+    total = norm(estimate.grads)
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    grads = {name: g * factor.to(g.dtype) for name, g in estimate.grads.items()}
+    stats = dataclasses.replace(estimate.stats, norms={**estimate.stats.norms, "before_clip": total})
+    return Estimate(estimate.loss, grads, stats)
+
+
+def write_grads(module: nn.Module, estimate: Estimate) -> None:
+    """Put an estimate's gradients into ``.grad``, where any optimizer finds them.
+
+    Parameters without an entry (a frozen trunk's) get ``None``, so that optimizers leave them alone.
+
+    Args:
+        module: The split's ``model``.
+        estimate: Its gradients are keyed by the module's parameter names.
+    """
+    own = dict(module.named_parameters())
+    unknown = sorted(set(estimate.grads) - set(own))
+    if unknown:
+        raise SplitError([f"the module has no parameter named {', '.join(unknown)}: pass split.model"])
+    for name, p in own.items():
+        g = estimate.grads.get(name)
+        p.grad = None if g is None else g.detach().to(p.dtype)

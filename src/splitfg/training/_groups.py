@@ -1,0 +1,64 @@
+"""Parameter groups: the head at the base rate, the noisy trunk slowed down by rho."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from splitfg._split import Role, Split
+from splitfg.errors import SplitError
+from splitfg.types import Params
+
+
+def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[str, Any]]:
+    """Groups for any ``torch.optim`` optimizer: ``head`` at ``lr``, ``trunk`` at ``rho * lr``.
+
+    The trunk step scale rho multiplies the optimizer's *update*, not the gradient: an adaptive optimizer would
+    undo a scale on the gradient. Tied parameters, trained by the head's exact gradient, go with the head.
+
+    Args:
+        split: The network.
+        lr: Base learning rate.
+        rho: Trunk step scale, in (0, 1].
+    """
+    check_rho(rho)
+    roles, params = split.roles, dict(split.model.named_parameters())
+    head = [params[n] for n, role in roles.items() if role in (Role.HEAD, Role.TIED)]
+    trunk = [params[n] for n, role in roles.items() if role is Role.TRUNK]
+    groups = [
+        {"name": "head", "params": head, "lr": lr, "rho": 1.0},
+        {"name": "trunk", "params": trunk, "lr": rho * lr, "rho": rho},
+    ]
+    return [g for g in groups if g["params"]]
+
+
+def block_weights(split: Split) -> list[nn.Parameter]:
+    """The trunk's 2-D weight matrices: no tables, norms, biases or free-standing parameters."""
+    roles = split.roles
+    owners = dict(split.model.named_modules())
+    found = []
+    for name, p in split.model.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        is_matrix = leaf == "weight" and p.ndim == 2 and not isinstance(owners[owner], nn.Embedding)
+        if roles[name] is Role.TRUNK and is_matrix:
+            found.append(p)
+    return found
+
+
+def momentum(split: Split, optimizer: torch.optim.Optimizer) -> Params:
+    """The optimizer's running mean of gradients, keyed by name: a prediction for a control variate."""
+    found = {}
+    for name, p in split.model.named_parameters():
+        state = optimizer.state.get(p, {})
+        mean = state.get("exp_avg", state.get("momentum_buffer"))
+        if mean is not None:
+            found[name] = mean.detach()
+    return found
+
+
+def check_rho(rho: float) -> None:
+    """Refuse a trunk step scale outside (0, 1]."""
+    if not 0.0 < rho <= 1.0:
+        raise SplitError([f"rho must be in (0, 1], got {rho}: for a trunk that stays as it is use FrozenTrunk()"])

@@ -1,0 +1,72 @@
+"""The lagged inverse-RMS optimizer: the one the paper's theorem covers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LaggedRMSOptimizer(torch.optim.Optimizer):
+    """θ ← θ - η A_t ĝ_t with A_t fixed before ĝ_t is drawn.
+
+        a_{t,i} = clamp(1 / (sqrt(m_{t-1,i} / (1 - βᵗ⁻¹)) + eps), a_min, a_max),
+        m_t = β m_{t-1} + (1 - β) ĝ_t².
+
+    The preconditioner is predictable and bounded, as Assumption 2 asks; at the first step a = a_min, since
+    nothing has been seen. A group's rho scales its entries of A_t by a constant, which the theorem allows.
+
+    Args:
+        params: Parameters or groups.
+        lr: η.
+        beta: How slowly the second moment forgets.
+        eps: Added to the root.
+        a_min: Lower bound of the preconditioner.
+        a_max: Upper bound of the preconditioner.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        beta: float = 0.999,
+        eps: float = 1e-8,
+        a_min: float = 1e-2,
+        a_max: float = 1e4,
+    ) -> None:
+        if not 0 < a_min <= a_max:
+            raise ValueError(f"need 0 < a_min <= a_max, got a_min={a_min}, a_max={a_max}")
+        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "a_min": a_min, "a_max": a_max})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step from ``.grad``."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+        return loss
+
+    def preconditioner(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """a_t for one parameter, from what was seen before this step."""
+        state = self.state[p]
+        if not state:
+            return torch.full_like(p, group["a_min"])
+        corrected = state["mean_square"] / (1 - group["beta"] ** float(state["step"]))
+        inverse: Tensor = (corrected.sqrt() + group["eps"]).reciprocal()
+        return inverse.clamp(group["a_min"], group["a_max"])
+
+    def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        p.sub_(group["lr"] * self.preconditioner(p, group) * g)
+        state = self.state[p]
+        if not state:
+            state["mean_square"], state["step"] = torch.zeros_like(p), torch.zeros(())
+        state["mean_square"].lerp_(g.square(), 1 - group["beta"])
+        state["step"] += 1

@@ -1,0 +1,142 @@
+"""Optimizers as recipes: settings that can be recorded, and built for a split with a trunk step scale."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from splitfg._split import Split
+from splitfg.training._groups import block_weights, parameter_groups
+from splitfg.training._lagged import LaggedRMSOptimizer
+
+
+class OptimizerRecipe(ABC):
+    """Settings of an optimizer; :meth:`build` makes it for the parameters of a split."""
+
+    @abstractmethod
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """The optimizer, with the trunk's group at ``rho`` times the learning rate."""
+
+
+@dataclass(frozen=True)
+class Adam(OptimizerRecipe):
+    """Adam without weight decay."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """:class:`torch.optim.Adam`."""
+        groups = parameter_groups(split, lr=self.lr, rho=rho)
+        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+
+
+@dataclass(frozen=True)
+class AdamW(OptimizerRecipe):
+    """Adam with decoupled weight decay, which each group's learning rate scales: the trunk's by rho too."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """:class:`torch.optim.AdamW`."""
+        groups = parameter_groups(split, lr=self.lr, rho=rho)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class SGD(OptimizerRecipe):
+    """Stochastic gradient descent, with momentum if wanted."""
+
+    lr: float = 1e-2
+    momentum: float = 0.0
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """:class:`torch.optim.SGD`."""
+        groups = parameter_groups(split, lr=self.lr, rho=rho)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+
+
+@dataclass(frozen=True)
+class LaggedRMS(OptimizerRecipe):
+    """The predictable inverse-RMS preconditioner of the convergence theorem."""
+
+    lr: float = 1e-3
+    beta: float = 0.999
+    eps: float = 1e-8
+    a_min: float = 1e-2
+    a_max: float = 1e4
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """:class:`~splitfg.training.LaggedRMSOptimizer`."""
+        groups = parameter_groups(split, lr=self.lr, rho=rho)
+        return LaggedRMSOptimizer(groups, lr=self.lr, beta=self.beta, eps=self.eps, a_min=self.a_min, a_max=self.a_max)
+
+
+@dataclass(frozen=True)
+class Muon(OptimizerRecipe):
+    """Muon for the trunk's 2-D block weights, Adam for tables and everything else; no weight decay.
+
+    Args:
+        lr: Learning rate of both.
+        momentum: Muon's Nesterov momentum.
+        adjust: How Muon scales its rate by the matrix's shape: ``match_rms_adamw`` gives updates the size of
+            Adam's, so that one rate serves both; ``original`` is Keller Jordan's rule.
+        betas: Adam's.
+        eps: Adam's.
+    """
+
+    lr: float = 1e-3
+    momentum: float = 0.95
+    adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """Both optimizers behind one interface."""
+        matrices = block_weights(split)
+        chosen = {id(p) for p in matrices}
+        rest = parameter_groups(split, lr=self.lr, rho=rho)
+        for group in rest:
+            group["params"] = [p for p in group["params"] if id(p) not in chosen]
+        adam = torch.optim.Adam([g for g in rest if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps)
+        if not matrices:
+            return adam
+        group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "rho": rho}
+        muon = torch.optim.Muon([group], lr=self.lr, momentum=self.momentum, weight_decay=0.0, adjust_lr_fn=self.adjust)
+        return _Both(muon, adam)
+
+
+class _Both(torch.optim.Optimizer):
+    """Two optimizers over disjoint parameters, stepped, saved and scheduled as one."""
+
+    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
+        self._parts = (first, second)
+        super().__init__([*first.param_groups, *second.param_groups], {})
+        # The very groups of the parts, so that a schedule that sets a group's rate reaches them.
+        self.param_groups = [*first.param_groups, *second.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [g for part in self._parts for g in part.param_groups]
