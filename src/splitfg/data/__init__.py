@@ -1,0 +1,78 @@
+"""Data: find, fetch, prepare, verify, load.
+
+The data folder is ``SPLITFG_DATA``, else ``data`` in the platform's cache folder. In it:
+
+- raw files, as fetched or put there by hand: ``tabular/NAME.parquet`` (or csv, arff), ``images/`` with the official
+  CIFAR archives, ``text/`` with WikiText's raw lines, token shards and ``gpt2_bpe/``; every entry of the catalogue
+  lists the names it is recognised by (``DataSet.raw``);
+- ``prepared/NAME/`` with plain arrays and ``meta.json``, made by :func:`prepare` or on first use by a loader. Where
+  the folder is read-only, prepared data goes to a folder of its own in the cache.
+
+Importing this package imports neither torch nor numpy nor pandas: names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splitfg.data._fetch import fetch
+    from splitfg.data._folder import cache_folder, data_folder
+    from splitfg.data._load import Images, Table, load_images, load_table, load_tokens
+    from splitfg.data._prepare import load_encoding, prepare
+    from splitfg.data._verify import Status, status, verify
+    from splitfg.data.catalogue import CATALOGUE, describe, names
+    from splitfg.data.errors import DataError
+    from splitfg.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet, TextSplit
+    from splitfg.data.windows import Windows
+
+_HOMES = {
+    "_fetch": ("fetch",),
+    "_folder": ("cache_folder", "data_folder"),
+    "_load": ("Images", "Table", "load_images", "load_table", "load_tokens"),
+    "_prepare": ("load_encoding", "prepare"),
+    "_verify": ("Status", "status", "verify"),
+    "catalogue": ("CATALOGUE", "describe", "names"),
+    "errors": ("DataError",),
+    "specs": ("DataSet", "FileSet", "ImageSet", "TableSet", "TextSet", "TextSplit"),
+    "windows": ("Windows",),
+}
+_HOME_OF = {name: home for home, held in _HOMES.items() for name in held}
+
+__all__ = [
+    "CATALOGUE",
+    "DataError",
+    "DataSet",
+    "FileSet",
+    "ImageSet",
+    "Images",
+    "Status",
+    "Table",
+    "TableSet",
+    "TextSet",
+    "TextSplit",
+    "Windows",
+    "cache_folder",
+    "data_folder",
+    "describe",
+    "fetch",
+    "load_encoding",
+    "load_images",
+    "load_table",
+    "load_tokens",
+    "names",
+    "prepare",
+    "status",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

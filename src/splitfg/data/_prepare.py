@@ -1,0 +1,135 @@
+"""From files somebody has to prepared data: by command, or on first use from what lies in the data folder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitfg.data._catalogue_text import GPT2_BPE
+from splitfg.data._files import OnProgress, building, silent
+from splitfg.data._folder import DataFolder
+from splitfg.data._prepared import Built, Meta, open_checked, write_meta
+from splitfg.data.catalogue import describe
+from splitfg.data.errors import DataError
+from splitfg.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet
+
+if TYPE_CHECKING:
+    import tiktoken
+
+
+def prepare(
+    data: str | DataSet,
+    source: Path | str | None = None,
+    folder: Path | str | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Path]:
+    """Prepare a data set, replacing what was prepared before.
+
+    Args:
+        data: A name from the catalogue, or a data set of your own.
+        source: A file, folder or archive you have; ``None`` takes what is recognised in the data folder.
+        folder: The data folder; ``None`` for the default one.
+        on_progress: Told what is being read.
+
+    Returns:
+        The prepared folders: one, or one per split found.
+
+    Raises:
+        DataError: Everything that is wrong with the source. What was prepared before is intact.
+    """
+    entry, place = describe(data), DataFolder.at(folder)
+    progress = on_progress or silent
+    if source is not None:
+        given = [Path(source).expanduser()]
+        return [_build(entry, split, given, place, progress, replace=True) for split in _splits_in(entry, given)]
+    found = {split: place.raw(entry, split) for split in splits_of(entry)}
+    if not any(found.values()):
+        raise _missing(entry, "", place)
+    return [_build(entry, split, paths, place, progress, replace=True) for split, paths in found.items() if paths]
+
+
+def ensure(data: DataSet, split: str, place: DataFolder) -> tuple[Path, Meta]:
+    """A prepared folder, checked; prepared now if its raw files lie in the data folder.
+
+    Raises:
+        DataError: There is nothing to prepare it from, or something is damaged.
+    """
+    prepared = place.prepared(data, split)
+    if not prepared.is_dir():
+        paths = place.raw(data, split)
+        if not paths:
+            raise _missing(data, split, place)
+        _build(data, split, paths, place, silent, replace=False)
+    return prepared, open_checked(prepared)
+
+
+def load_encoding(folder: Path | str | None = None) -> tiktoken.Encoding:
+    """GPT-2's encoding from the files in the data folder, without network."""
+    return _encoding(DataFolder.at(folder))
+
+
+def _encoding(place: DataFolder) -> tiktoken.Encoding:
+    from splitfg.data._bpe import read_encoding
+
+    prepared, _ = ensure(GPT2_BPE, "", place)
+    return read_encoding(prepared)
+
+
+def splits_of(data: DataSet) -> list[str]:
+    """The splits that are prepared separately; one nameless split where there are none."""
+    return [split.name for split in data.splits] if isinstance(data, TextSet) else [""]
+
+
+def _splits_in(data: DataSet, paths: Sequence[Path]) -> list[str]:
+    from splitfg.data._text import splits_in
+
+    return [split.name for split in splits_in(data, paths)] if isinstance(data, TextSet) else [""]
+
+
+def _build(
+    data: DataSet, split: str, paths: Sequence[Path], place: DataFolder, progress: OnProgress, *, replace: bool
+) -> Path:
+    final = place.prepared(data, split)
+    with building(final, replace=replace) as temporary:
+        built = _dispatch(data, split, paths, temporary, place, progress)
+        write_meta(temporary, data.name, split, built)
+    return final
+
+
+def _dispatch(
+    data: DataSet, split: str, paths: Sequence[Path], into: Path, place: DataFolder, progress: OnProgress
+) -> Built:
+    match data:
+        case TableSet():
+            from splitfg.data._tables import build_table
+
+            return build_table(data, paths, into, progress)
+        case ImageSet():
+            from splitfg.data._images import build_images
+
+            return build_images(data, paths, into, progress)
+        case TextSet():
+            from splitfg.data._text import build_split
+
+            part = data.split(split)
+            assert part is not None  # callers take splits from the data set itself
+            return build_split(data, part, paths, into, functools.partial(_encoding, place), progress)
+        case FileSet():
+            from splitfg.data._plain_files import build_files
+
+            return build_files(data, paths, into, progress)
+    raise DataError(f"{type(data).__name__} cannot be prepared")
+
+
+def how_to_get(data: DataSet) -> str:
+    """What to do where a data set is not at hand."""
+    fetch = f"fetch it: splitfg data fetch {data.name}" if data.downloads else f"get it by hand: {data.by_hand}"
+    return f"{fetch}\nor give files you have: splitfg data prepare {data.name} --from PATH"
+
+
+def _missing(data: DataSet, split: str, place: DataFolder) -> DataError:
+    what = f"{data.name} {split}".strip()
+    looked = [str(place.root / pattern.replace("{split}", split or "*")) for pattern in data.raw]
+    return DataError(f"{what} is not in {place.root}", [f"looked for {path}" for path in looked], how_to_get(data))

@@ -1,0 +1,185 @@
+"""Prepared data on disk: plain arrays beside one ``meta.json``, memory-mapped when read and checked once.
+
+``meta.json`` records type, shape, size and sha256 of every file, what the data was prepared from, and when. The first
+load hashes everything and leaves ``checked.json`` with size and modification time of each file; later loads compare
+only these.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splitfg.data._files import digest_of, write_atomic
+from splitfg.data.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FORMAT = 1
+META = "meta.json"
+CHECKED = "checked.json"
+ARRAYS = {"uint8": 1, "<u2": 2}
+"""Types of plain arrays and the bytes of one element."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One file of prepared data. ``dtype`` is one of :data:`ARRAYS`, or ``parquet`` or ``bytes``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a builder made: the files it wrote, counts worth showing, a note for tables, the files it read."""
+
+    files: Mapping[str, Stored]
+    counts: Mapping[str, int]
+    note: str
+    read: Sequence[Path]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The contents of ``meta.json``."""
+
+    name: str
+    split: str
+    files: Mapping[str, Stored]
+    counts: Mapping[str, int]
+    note: str
+    sources: Sequence[Mapping[str, str]]
+    date: str
+    format: int = field(default=FORMAT)
+
+
+def write_meta(folder: Path, name: str, split: str, built: Built) -> None:
+    """Write ``meta.json`` for what a builder left in a folder."""
+    sources = [{"file": path.name, "sha256": digest_of(path)} for path in built.read]
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    meta = Meta(name, split, built.files, built.counts, built.note, sources, now)
+    write_atomic(folder / META, (json.dumps(asdict(meta), indent=2) + "\n").encode())
+
+
+def read_meta(folder: Path) -> Meta:
+    """Read and check ``meta.json``.
+
+    Raises:
+        DataError: It is missing, not JSON, or not of this format.
+    """
+    path = folder / META
+    try:
+        value = json.loads(path.read_bytes())
+        return _meta(value)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}", hint=_again(folder)) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not of format {FORMAT} ({error}): it was damaged, or something else wrote it",
+            hint=_again(folder),
+        ) from error
+
+
+def _meta(value: Any) -> Meta:
+    if value["format"] != FORMAT:
+        raise ValueError(f"format {value['format']!r}")
+    files = {_plain_name(name): _stored(stored) for name, stored in value["files"].items()}
+    counts = {str(name): int(count) for name, count in value["counts"].items()}
+    sources = [{"file": str(s["file"]), "sha256": str(s["sha256"])} for s in value["sources"]]
+    texts = [value[key] for key in ("name", "split", "note", "date")]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("name, split, note and date must be strings")
+    name, split, note, date = texts
+    return Meta(name, split, files, counts, note, sources, date)
+
+
+def _plain_name(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError(f"file name {name!r}")
+    return name
+
+
+def _stored(value: Any) -> Stored:
+    stored = Stored(
+        str(value["dtype"]), tuple(int(n) for n in value["shape"]), int(value["bytes"]), str(value["sha256"])
+    )
+    if stored.dtype not in (*ARRAYS, "parquet", "bytes"):
+        raise ValueError(f"dtype {stored.dtype!r}")
+    if min(stored.shape, default=0) < 0:
+        raise ValueError(f"shape {stored.shape}")
+    if stored.dtype in ARRAYS and math.prod(stored.shape) * ARRAYS[stored.dtype] != stored.bytes:
+        raise ValueError(f"{stored.bytes} bytes do not make shape {stored.shape}")
+    return stored
+
+
+def damage(folder: Path, meta: Meta) -> list[str]:
+    """Everything that differs from ``meta.json``, by hashing every file."""
+    problems = []
+    for name, stored in meta.files.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path} is missing")
+        elif path.stat().st_size != stored.bytes:
+            problems.append(f"{path} has {path.stat().st_size:,} bytes, {stored.bytes:,} were written")
+        elif digest_of(path) != stored.sha256:
+            problems.append(f"{path} has changed: its sha256 is not the recorded one")
+    return problems
+
+
+def open_checked(folder: Path) -> Meta:
+    """The meta data of a prepared folder whose files are known to be intact.
+
+    Raises:
+        DataError: Anything is missing or has changed since it was prepared.
+    """
+    meta = read_meta(folder)
+    if _marked(folder) != _stats(folder, meta):
+        problems = damage(folder, meta)
+        if problems:
+            raise DataError(f"prepared data of {meta.name} is damaged", problems, _again(folder))
+        mark_checked(folder, meta)
+    return meta
+
+
+def mark_checked(folder: Path, meta: Meta) -> None:
+    """Remember size and time of every file; where that cannot be written, the next load checks again."""
+    try:
+        write_atomic(folder / CHECKED, json.dumps(_stats(folder, meta)).encode())
+    except (OSError, DataError):
+        return
+
+
+def _stats(folder: Path, meta: Meta) -> dict[str, list[int]]:
+    paths = {name: folder / name for name in (META, *meta.files)}
+    stats = {name: path.stat() for name, path in paths.items() if path.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _marked(folder: Path) -> object:
+    try:
+        return json.loads((folder / CHECKED).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def open_array(folder: Path, meta: Meta, name: str) -> np.memmap[Any, np.dtype[Any]]:
+    """Memory-map one array of a checked folder, read-only."""
+    import numpy as np
+
+    stored = meta.files.get(name)
+    if stored is None or stored.dtype not in ARRAYS:
+        raise DataError(f"{folder} holds no array {name}", hint=_again(folder))
+    return np.memmap(folder / name, dtype=np.dtype(stored.dtype), mode="r", shape=stored.shape)
+
+
+def _again(folder: Path) -> str:
+    return f"delete {folder} and prepare it again (splitfg data prepare)"
