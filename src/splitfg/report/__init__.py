@@ -80,5 +80,5 @@ def print_report(
 
 def _warn(report: ReportView) -> None:
     if report.problems:
-        lines = "\n".join(f"  {problem.path}: {problem.reason}" for problem in report.problems)
-        warnings.warn(f"left out of the report:\n{lines}", UnreadableWarning, stacklevel=3)
+        lines = "\n".join(("left out of the report:", *report.problems))
+        warnings.warn(lines, UnreadableWarning, stacklevel=3)

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ _THEME = {INK: "--fig-ink", QUIET: "--fig-quiet", GRID: "--fig-grid"} | {
 }
 _WIDTH, _HEIGHT, _LEGEND_LINE = 5.2, 3.1, 0.17  # inches; narrow, so that text stays readable on a phone
 _LABEL_WIDTH = 64
+_MOST_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _scale(axes: Axes, figure: Figure, drawing: Drawing) -> None:
         if figure.log_x and min(xs) > 0:
             axes.set_xscale("log")
         _tick_axis(axes.xaxis, xs)
-        if not isinstance(figure, Curves):
+        if axes.get_xscale() == "log" and len(set(xs)) <= _MOST_TICKS:
             axes.set_xticks(sorted(set(xs)))
 
 
@@ -210,11 +211,15 @@ def _bare(svg: str) -> str:
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     referenced = set(re.findall(r"#([\w-]+)", svg))
-    return re.sub(r' id="([\w-]+)"', lambda m: m.group(0) if m.group(1) in referenced else "", svg)
+    return _edit_tags(svg, r' id="([^"]+)"', lambda m: m.group(0) if m.group(1) in referenced else "")
 
 
 def _themed(svg: str, label: str) -> str:
     """Colours by custom property with the light colour as fallback, and a name for screen readers."""
-    for colour, name in _THEME.items():
-        svg = svg.replace(colour, f"var({name}, {colour})")
+    svg = _edit_tags(svg, "|".join(_THEME), lambda m: f"var({_THEME[m.group(0)]}, {m.group(0)})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
+
+
+def _edit_tags(svg: str, pattern: str, edit: Callable[[re.Match[str]], str]) -> str:
+    """Replace a pattern inside tags only: what stands between them is somebody's text."""
+    return re.sub(r"<[^<>]*>", lambda tag: re.sub(pattern, edit, tag.group(0)), svg)

@@ -88,7 +88,7 @@ def _cell(cell: CellView) -> str:
 def _left_out(report: ReportView) -> Iterator[str]:
     if report.problems:
         yield "## Could not be read"
-        yield "\n".join(f"- {_escape(p.path)}: {_escape(p.reason)}" for p in report.problems)
+        yield "\n".join(f"- {_escape(problem)}" for problem in report.problems)
     if report.strangers:
         yield "## Runs of no preset known here"
         yield "\n".join(f"- {_escape(run.name)} ({_escape(run.source)})" for run in report.strangers)

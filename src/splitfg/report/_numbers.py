@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from splitfg.experiments.spec import Paper
 
 MINUS = "\N{MINUS SIGN}"
+_LARGEST = 1e100
+_LONGEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,20 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Collect values, counting those that are not finite as diverged."""
+    """Collect values, counting those that are as good as infinite as diverged."""
     values = tuple(values)
-    finite = tuple(v for v in values if math.isfinite(v))
-    return Summary(finite, len(values) - len(finite))
+    usable = tuple(v for v in values if is_usable(v))
+    return Summary(usable, len(values) - len(usable))
+
+
+def is_usable(value: float) -> bool:
+    """Whether a value is finite and no larger than what sums of squares can hold."""
+    return abs(value) < _LARGEST
 
 
 def number(value: float, decimals: int) -> str:
-    """A number with thousands separated and a real minus sign: ``−1,234.5``."""
-    text = f"{value:,.{decimals}f}"
+    """A number with thousands separated and a real minus sign: ``−1,234.5``; scientific beyond 1e12."""
+    text = f"{value:,.{decimals}f}" if abs(value) < _LONGEST else f"{value:.3e}"
     return text.lstrip("-") if _is_zero(text) else text.replace("-", MINUS)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Sweep
 from splitfg.report._groups import PresetRuns, metric_summary
-from splitfg.report._numbers import Summary
+from splitfg.report._numbers import Summary, is_usable
 from splitfg.runs.results import RunRecord
 
 MAX_POINTS = 400
@@ -102,7 +102,7 @@ def _points(run: RunRecord, figure: Curves) -> dict[float, tuple[float, float]]:
     return {
         point["step"]: (point[figure.x], point[figure.metric])
         for point in run.curve
-        if figure.x in point and math.isfinite(point.get(figure.metric, math.nan))
+        if figure.x in point and is_usable(point.get(figure.metric, math.nan))
     }
 
 
@@ -133,7 +133,11 @@ def _places(figure: Sweep, presets: Sequence[Preset]) -> tuple[list[tuple[Any, s
     values = [(field_value(preset.config, figure.field), preset.name) for preset in presets]
     if all(isinstance(x, int | float) and not isinstance(x, bool) for x, _ in values):
         return sorted(values), False
-    return [(str(x), name) for x, name in values], True
+    return [(_name(x), name) for x, name in values], True
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
 
 
 def _measured_line(index: int, metric: str, ours: Sequence[tuple[Any, Summary]]) -> Series:

@@ -22,7 +22,7 @@ def render_terminal(report: ReportView, console: Console) -> None:
     for view in report.experiments:
         _print_experiment(view, console)
     for problem in report.problems:
-        console.print(Text(f"could not be read: {problem.path}: {problem.reason}", style="yellow"))
+        console.print(Text(f"could not be read: {problem}", style="yellow"))
     for run in report.strangers:
         console.print(Text(f"no preset known here: {run.name} ({run.source})", style="yellow"))
 
@@ -71,8 +71,10 @@ def _as_printed(view: TableView) -> Table:
 
 def _one_per_line(view: TableView) -> Table:
     grid = _grid(_title(view))
-    for name in ("", "", "ours", "paper", "difference"):
-        grid.add_column(name, justify="right" if name else "left")
+    grid.add_column("")
+    grid.add_column("")
+    for name in ("ours", "paper", "difference"):
+        grid.add_column(name, justify="right", no_wrap=True)
     for row in view.rows:
         for index, (column, cell) in enumerate(zip(view.columns, row.cells, strict=True)):
             label = Text(row.label if index == 0 else "")

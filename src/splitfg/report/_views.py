@@ -45,7 +45,7 @@ class ReportView:
     """Every experiment, what could not be read, and runs that belong to no preset known here."""
 
     experiments: tuple[ExperimentView, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[str, ...]
     strangers: tuple[RunRecord, ...]
 
     def only(self, name: str) -> ReportView:
@@ -70,8 +70,12 @@ def view_report(runs: Path, results: Path, experiments: Sequence[Experiment] | N
     records = read_records(runs, results)
     known = {(e.name, p.name) for e in experiments for p in e.presets}
     strangers = tuple(run for run in records.runs if (run.report.experiment, run.report.preset) not in known)
-    problems = (*records.problems, *_strays(runs))
+    problems = tuple(_sentence(problem) for problem in (*records.problems, *_strays(runs)))
     return ReportView(tuple(_view_experiment(e, records) for e in experiments), problems, strangers)
+
+
+def _sentence(problem: Problem) -> str:
+    return problem.reason if problem.path in problem.reason else f"{problem.path}: {problem.reason}"
 
 
 def _strays(runs: Path) -> list[Problem]:

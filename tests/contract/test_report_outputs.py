@@ -1,0 +1,308 @@
+"""The whole report: one page that needs nothing but itself, safe text everywhere, and bad input that stops nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+import warnings
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from report_samples import (
+    Config,
+    config_json,
+    report_json,
+    sample_experiments,
+    write_results,
+    write_run,
+    write_sample,
+)
+
+from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg.report import UnreadableWarning, build_report, print_report
+
+HOSTILE = "<script>alert('x')</script> | **b** & \"q\""
+
+
+def small(title: str = "Preset A") -> Experiment:
+    """One experiment, one table, one cell."""
+    table = Table("t", "Accuracy", ("Ours",), (Row("row", (Cell("a", "accuracy", Paper(75.0)),)),))
+    return Experiment("e", "Experiment E", "Table 1", "m:f", (Preset("a", title, Config()),), (table,))
+
+
+def page(runs: Path, results: Path, *experiments: Experiment) -> str:
+    return build_report(runs, results, runs.parent / "out", experiments or (small(),)).read_text(encoding="utf-8")
+
+
+def printed(runs: Path, results: Path, *experiments: Experiment, width: int = 200, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_report(runs, results, console=console, experiments=experiments or (small(),), **options)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "runs", tmp_path / "results"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sample")
+    runs, results = write_sample(root)
+    with pytest.warns(UnreadableWarning, match="adult-es"):
+        build_report(runs, results, root, sample_experiments())
+    return root
+
+
+class Elements(HTMLParser):
+    """Every tag with its attributes, and whether the document nests as it should."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "br"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+class TestPage:
+    def test_it_asks_nobody_for_anything(self, sample):
+        text = (sample / "report.html").read_text(encoding="utf-8")
+        for tag, attributes in Elements(text).tags:
+            for name in ("src", "href", "xlink:href", "action", "data", "poster", "srcset"):
+                value = attributes.get(name)
+                assert value is None or value.startswith(("#", "data:")), (tag, name, value)
+        assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {
+            "http://www.w3.org/2000/svg",
+            "http://www.w3.org/1999/xlink",
+        }
+        assert "@import" not in text
+        assert "url(http" not in text
+
+    def test_names_within_the_page_are_unique_and_links_arrive(self, sample):
+        tags = Elements((sample / "report.html").read_text(encoding="utf-8")).tags
+        ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        links = [a["href"] for tag, a in tags if tag == "a"]
+        assert links
+        assert {link.removeprefix("#") for link in links if link} <= set(ids)
+
+    def test_it_shows_every_experiment_and_every_state(self, sample):
+        text = (sample / "report.html").read_text(encoding="utf-8")
+        for expected in (
+            "Tables: seven methods",
+            "Language: GPT small8",
+            "99 of 140",
+            "paper</span> 84.2 ± 0.4",
+            "not run",
+            "diverged",
+            "3 of 5 seeds",
+            "K=64 (preset: 8)",
+            "could not be read",
+            "loss is inf",
+            "language/rho-0.3/seed0",
+            "splitfg run tabular",
+        ):
+            assert expected in text, expected
+
+    def test_the_same_runs_give_the_same_bytes(self, sample, tmp_path):
+        for name in ("report.html", "report.md"):
+            (tmp_path / name).write_text("old")
+        with pytest.warns(UnreadableWarning):
+            build_report(sample / "runs", sample / "results", tmp_path, sample_experiments())
+        for name in ("report.html", "report.md"):
+            assert (tmp_path / name).read_bytes() == (sample / name).read_bytes()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "report.md"]
+
+    def test_nothing_run_is_a_report_too(self, folders):
+        text = page(*folders)
+        assert "0 of 1" in text
+        assert "not run" in text
+        assert "75.0" in text
+
+    def test_no_experiments_at_all(self, folders):
+        assert build_report(*folders, folders[0].parent / "out", ()).exists()
+
+
+class TestText:
+    @pytest.fixture
+    def hostile(self, folders) -> tuple[Path, Path, Experiment]:
+        runs, results = folders
+        broken = {"device": HOSTILE, "versions": {HOSTILE: HOSTILE}, "git": HOSTILE, "memory_kind": HOSTILE}
+        write_run(runs, report_json("e", "a", **broken))
+        write_run(runs, report_json("e", "a", 1, status="diverged", message=HOSTILE))
+        changed = config_json(Config(), data=HOSTILE)
+        write_run(runs, report_json("e", "a", 2, config=changed), folder="a+1")
+        write_run(runs, report_json("e", "stranger", 2))
+        base = small(HOSTILE)
+        table = Table(
+            "t", HOSTILE, (HOSTILE,), (Row(HOSTILE, (Cell("a", "accuracy"),)), Row("x", (HOSTILE,))), note=HOSTILE
+        )
+        return runs, results, dataclasses.replace(base, title=HOSTILE, source=HOSTILE, tables=(table,))
+
+    def test_nothing_in_the_page_can_run_but_its_own_script(self, hostile):
+        tags = Elements(page(*hostile)).tags
+        assert [tag for tag, _ in tags].count("script") == 1
+        assert not [a for _, a in tags for name in a if name.startswith("on")]
+        (policy,) = [a["content"] for tag, a in tags if a.get("http-equiv") == "Content-Security-Policy"]
+        assert policy is not None
+        assert "default-src 'none'" in policy
+        assert re.search(r"script-src 'sha256-[\w+/=]+'(;|$)", policy)
+
+    def test_markdown_keeps_its_tables(self, hostile):
+        page(*hostile)
+        text = (hostile[0].parent / "out" / "report.md").read_text(encoding="utf-8")
+        assert "<script" not in text
+        widths = [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")]
+        tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+        assert sum(table.count("\n") for table in tables) == len(widths)
+        for table in tables:
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+    def test_the_terminal_prints_it_as_it_is(self, folders):
+        write_run(folders[0], report_json("e", "a", device="[bold red]x[/]"))
+        assert "[bold red]x[/]" in printed(*folders)
+
+
+class TestReading:
+    def test_recorded_results_alone_make_a_report(self, folders):
+        write_results(folders[1], "e", [report_json("e", "a") | {"curve": []}])
+        assert "80.0 (1)" in page(*folders)
+
+    def test_a_run_in_both_places_counts_once_and_the_folder_wins(self, folders):
+        runs, results = folders
+        write_results(results, "e", [report_json("e", "a", metrics={"accuracy": 10.0}) | {"curve": []}])
+        write_run(runs, report_json("e", "a", metrics={"accuracy": 20.0}))
+        text = page(runs, results)
+        assert "20.0 (1)" in text
+        assert "10.0 (1)" not in text
+
+    def test_runs_of_presets_nobody_knows_are_listed(self, folders):
+        write_run(folders[0], report_json("e", "unheard-of", 3))
+        for text in (page(*folders), printed(*folders)):
+            assert "e/unheard-of/seed3" in text
+
+
+CORRUPT: dict[str, bytes] = {
+    "empty": b"",
+    "cut off": json.dumps(report_json("e", "a")).encode()[:200],
+    "not utf-8": b"\xff\xfe{}",
+    "not an object": b"[1, 2]",
+    "another schema": json.dumps(report_json("e", "a") | {"schema": 99}).encode(),
+    "foreign": b'{"loss": 0.1, "epochs": 3}',
+    "missing metrics": json.dumps({k: v for k, v in report_json("e", "a").items() if k != "metrics"}).encode(),
+    "metrics of the wrong type": json.dumps(report_json("e", "a") | {"metrics": {"accuracy": "high"}}).encode(),
+    "not a number": json.dumps(report_json("e", "a") | {"metrics": {"accuracy": float("nan")}}).encode(),
+    "nested beyond reason": b"[" * 100_000,
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT.keys())
+    def test_a_report_that_cannot_be_read_is_named_and_the_rest_is_shown(self, folders, content):
+        runs, results = folders
+        write_run(runs, report_json("e", "a", 1))
+        broken = write_run(runs, report_json("e", "a", 2))
+        (broken / "report.json").write_bytes(content)
+        with pytest.warns(UnreadableWarning, match=re.escape(str(broken))):
+            text = page(runs, results)
+        assert str(broken) in text
+        assert "80.0 (1)" in text
+        unwrapped = printed(runs, results).replace("\n", "")
+        assert str(broken) in unwrapped
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": 1, "experiment": "e", "runs": 3}', b'{"schema": 7}'])
+    def test_so_is_a_results_file(self, folders, content):
+        path = write_results(folders[1], "e", [])
+        path.write_bytes(content)
+        with pytest.warns(UnreadableWarning, match=re.escape(str(path))):
+            assert str(path) in page(*folders)
+
+    def test_so_are_damaged_metrics(self, folders):
+        folder = write_run(folders[0], report_json("e", "a"))
+        (folder / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
+        with pytest.warns(UnreadableWarning, match=r"metrics\.jsonl"):
+            page(*folders)
+
+    @pytest.mark.parametrize("place", ["report.json", "e/report.json", "e/a/elsewhere/report.json"])
+    def test_a_report_where_no_run_is_does_not_go_unmentioned(self, folders, place):
+        path = folders[0] / place
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(report_json("e", "a")))
+        with pytest.warns(UnreadableWarning, match=re.escape(str(path))):
+            page(*folders)
+
+    def test_an_experiment_nobody_knows_is_an_error_that_lists_those_there_are(self, folders):
+        with pytest.raises(ValueError, match=r"'toy'.*There are: e"):
+            printed(*folders, experiment="toy")
+
+    @settings(max_examples=30, deadline=None)
+    @given(data=st.data())
+    def test_no_value_of_any_field_can_break_a_report(self, tmp_path_factory, data):
+        values = st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+            lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+            max_leaves=4,
+        )
+        report = report_json("e", "a")
+        names = data.draw(st.lists(st.sampled_from(sorted(report)), min_size=1, max_size=3))
+        runs = tmp_path_factory.mktemp("fuzz") / "runs"
+        folder = write_run(runs, report)
+        text = json.dumps(report | {name: data.draw(values) for name in names})
+        (folder / "report.json").write_text(text)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            text = page(runs, runs.parent / "results")
+        assert ("could not be read" in text) == any(w.category is UnreadableWarning for w in caught)
+        Elements(text)
+
+
+class TestTerminal:
+    def test_the_papers_layout_where_it_fits(self, folders):
+        write_run(folders[0], report_json("e", "a"))
+        lines = printed(*folders).splitlines()
+        (row,) = [line for line in lines if line.startswith(" row") or line.startswith("row")]
+        assert "80.0 (1)" in row
+        assert "paper 75.0" in lines[lines.index(row) + 1]
+
+    @pytest.mark.parametrize("width", [60, 80, 120, 400])
+    def test_no_number_is_cut_off_however_narrow(self, sample, width):
+        text = printed(sample / "runs", sample / "results", *sample_experiments(), width=width, experiment="tabular")
+        assert "82.3 ± 0.4 (5)" in text
+        assert "84.2 ± 0.4" in text
+
+    def test_one_experiment_alone(self, sample):
+        text = printed(sample / "runs", sample / "results", *sample_experiments(), experiment="language")
+        assert "Language: GPT small8" in text
+        assert "Tables: seven methods" not in text
+
+
+def test_importing_and_printing_need_neither_torch_nor_matplotlib(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from splitfg.report import print_report;"
+        "print_report(Path('runs'), Path('results'), experiments=());"
+        "assert not {'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

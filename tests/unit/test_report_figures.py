@@ -1,0 +1,202 @@
+"""Figures: the numbers behind the lines, and SVG that is sound, deterministic and safe to put into a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from report_samples import Config, Step, config_json, report_json
+
+from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg.report._figures import FigureView, view_figure
+from splitfg.report._groups import group_runs
+from splitfg.report._series import MAX_POINTS, curve_drawing, sweep_drawing
+from splitfg.runs.config import from_json
+from splitfg.runs.record import RunReport
+from splitfg.runs.results import RunRecord
+
+RHOS = {"a": 0.3, "b": 0.03, "c": 0.1}
+CURVES = Curves("curves", "Learning", ("a", "b"), "loss")
+SWEEP = Sweep("sweep", "Step scale", ("a", "b", "c"), "step.rho", ("loss",))
+
+
+def config(preset: str) -> Config:
+    return Config(step=Step(rho=RHOS[preset]))
+
+
+def run(preset: str, seed: int = 0, curve: list[dict[str, float]] | None = None, **changes: Any) -> RunRecord:
+    fields = {"metrics": {"loss": 1.0}, "config": config_json(config(preset))} | changes
+    return RunRecord(from_json(RunReport, report_json("e", preset, seed, **fields)), tuple(curve or ()), "runs")
+
+
+def points(*values: float, step: int = 10) -> list[dict[str, float]]:
+    return [{"step": i * step, "wall_s": i * 0.5, "loss": v} for i, v in enumerate(values)]
+
+
+def experiment(*tables: Table, titles: str = "Preset {}") -> Experiment:
+    presets = tuple(Preset(name, titles.format(name), config(name)) for name in RHOS)
+    return Experiment("e", "E", "here", "m:f", presets, tables)
+
+
+def draw(figure: Curves | Sweep, *runs: RunRecord, titles: str = "Preset {}") -> FigureView:
+    what = experiment(titles=titles)
+    return view_figure(figure, what, group_runs(what, runs))
+
+
+def texts(svg: str) -> list[str]:
+    return [e.text or "" for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("text")]
+
+
+class TestCurves:
+    def test_the_mean_and_spread_over_seeds(self):
+        groups = group_runs(experiment(), [run("a", 0, points(4.0, 1.0)), run("a", 1, points(8.0, 3.0))])
+        line = curve_drawing(CURVES, groups).series[0]
+        assert (line.x, line.y) == ((0.0, 10.0), (6.0, 2.0))
+        assert line.spread == pytest.approx((math.sqrt(8), math.sqrt(2)))
+
+    def test_only_steps_that_every_seed_logged(self):
+        groups = group_runs(experiment(), [run("a", 0, points(4.0, 1.0, 1.0)), run("a", 1, points(8.0, 3.0))])
+        assert curve_drawing(CURVES, groups).series[0].x == (0.0, 10.0)
+
+    def test_wall_time_is_averaged_too(self):
+        slow = [point | {"wall_s": point["wall_s"] * 3} for point in points(1.0, 1.0)]
+        groups = group_runs(experiment(), [run("a", 0, points(1.0, 1.0)), run("a", 1, slow)])
+        assert curve_drawing(dataclasses.replace(CURVES, x="wall_s"), groups).series[0].x == (0.0, 1.0)
+
+    def test_lines_without_the_metric_are_skipped(self):
+        curve = [{"step": 0, "wall_s": 0.0, "loss": 2.0}, {"step": 5, "wall_s": 1.0, "accuracy": 0.5}]
+        groups = group_runs(experiment(), [run("a", 0, curve)])
+        assert curve_drawing(CURVES, groups).series[0].y == (2.0,)
+
+    def test_a_diverged_run_is_a_line_of_its_own(self):
+        broken = run("a", 1, points(4.0, 90.0), status="diverged")
+        lines = curve_drawing(CURVES, group_runs(experiment(), [run("a", 0, points(4.0, 1.0)), broken])).series
+        assert [(line.style, line.y) for line in lines] == [("curve", (4.0, 1.0)), ("diverged", (4.0, 90.0))]
+        assert len({line.index for line in lines}) == 1
+
+    def test_where_all_diverged_the_legend_says_so(self):
+        groups = group_runs(experiment(), [run("a", 0, points(4.0, 90.0), status="diverged")])
+        assert curve_drawing(CURVES, groups).series[0].label == "Preset a (diverged)"
+
+    def test_what_is_not_drawn_is_said(self):
+        changed = run("a", 0, points(1.0), config=config_json(config("a"), K=2))
+        notes = curve_drawing(CURVES, group_runs(experiment(), [run("a"), changed])).notes
+        assert notes == (
+            "Preset a: no curve recorded.",
+            "Preset a: 1 run with a changed config not drawn.",
+            "Preset b: not run.",
+        )
+
+    def test_long_curves_are_thinned_and_keep_their_ends(self):
+        groups = group_runs(experiment(), [run("a", 0, points(*map(float, range(5000)), step=1))])
+        line = curve_drawing(CURVES, groups).series[0]
+        assert len(line.x) == MAX_POINTS
+        assert (line.x[0], line.x[-1]) == (0.0, 4999.0)
+        assert list(line.x) == sorted(set(line.x))
+
+
+class TestSweep:
+    def test_one_point_per_preset_in_the_order_of_the_field(self):
+        runs = [run(name, metrics={"loss": value}) for name, value in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
+        line = sweep_drawing(SWEEP, experiment(), group_runs(experiment(), runs)).series[0]
+        assert (line.x, line.y) == ((0.03, 0.1, 0.3), (1.0, 2.0, 3.0))
+
+    def test_the_papers_values_come_from_the_tables(self):
+        table = Table("t", "T", ("x",), (Row("r", (Cell("b", "loss", Paper(7.0)),)), Row("s", (Cell("a", "loss"),))))
+        what = experiment(table)
+        lines = sweep_drawing(SWEEP, what, group_runs(what, [run("a")])).series
+        assert [(line.style, line.x, line.y) for line in lines] == [
+            ("points", (0.3,), (1.0,)),
+            ("paper", (0.03,), (7.0,)),
+        ]
+
+    def test_presets_that_share_a_position_are_all_drawn(self):
+        figure = dataclasses.replace(SWEEP, field="K")
+        drawing = sweep_drawing(figure, experiment(), group_runs(experiment(), [run("a"), run("b"), run("c")]))
+        assert drawing.series[0].x == (8, 8, 8)
+
+    def test_names_make_a_categorical_axis_in_the_presets_order(self):
+        figure = dataclasses.replace(SWEEP, field="method")
+        drawing = sweep_drawing(figure, experiment(), group_runs(experiment(), [run("a"), run("c")]))
+        assert (drawing.categorical, drawing.series[0].x) == (True, ("split_fg", "split_fg"))
+
+    def test_a_nested_config_goes_by_its_class(self):
+        figure = dataclasses.replace(SWEEP, field="step")
+        drawing = sweep_drawing(figure, experiment(), group_runs(experiment(), [run("a")]))
+        assert drawing.series[0].x == ("Step",)
+
+    def test_diverged_and_missing_presets_are_said(self):
+        drawing = sweep_drawing(SWEEP, experiment(), group_runs(experiment(), [run("a", status="diverged"), run("b")]))
+        assert drawing.series[0].x == (0.03,)
+        assert drawing.notes == ("Preset a: 1 of 1 diverged.", "Preset c: not run.")
+
+
+class TestSvg:
+    def test_nothing_run_nothing_drawn(self):
+        assert draw(CURVES).svg is None
+        assert draw(SWEEP).svg is None
+
+    @pytest.mark.parametrize("log", [False, True])
+    @pytest.mark.parametrize("value", [1.0, 0.0, -3.0, 1e-12, 1e90])
+    def test_any_value_can_be_drawn(self, log, value):
+        curves = dataclasses.replace(CURVES, log_x=log, log_y=log, references=(("paper", value),))
+        assert draw(curves, run("a", 0, points(value, 2.0)), run("a", 1, points(value, 9.0))).svg
+        sweep = dataclasses.replace(SWEEP, log_x=log, log_y=log)
+        assert draw(sweep, run("a", metrics={"loss": value}), run("a", 1, metrics={"loss": 5.0})).svg
+
+    def test_every_line_is_named_and_so_are_the_axes(self):
+        figure = dataclasses.replace(CURVES, references=(("frozen", 1234.5),))
+        svg = draw(figure, run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 2.0))).svg
+        assert svg is not None
+        assert {"Preset a", "Preset b", "frozen: 1234.5", "step", "loss"} <= set(texts(svg))
+
+    @pytest.mark.parametrize(
+        "title", ["$x^2$ {} \\frac", "_hidden {}", "日本語 {}", "a < b & c > {} \"'", '#1b62a5 id="{}"']
+    )
+    def test_labels_are_printed_as_they_are(self, title):
+        svg = draw(CURVES, run("a", 0, points(2.0, 1.0)), titles=title).svg
+        assert svg is not None
+        assert title.format("a") in texts(svg)
+
+    def test_text_cannot_become_markup(self):
+        figure = dataclasses.replace(CURVES, title='"><script>alert(1)</script>')
+        svg = draw(figure, run("a", 0, points(2.0, 1.0)), titles="<script>alert({})</script>").svg
+        assert svg is not None
+        assert "<script" not in svg
+        assert ElementTree.fromstring(svg).get("aria-label") == figure.title
+
+    def test_the_same_numbers_give_the_same_bytes(self):
+        runs = [run("a", 0, points(2.0, 1.0)), run("a", 1, points(2.5, 1.5))]
+        assert draw(CURVES, *runs).svg == draw(CURVES, *runs).svg
+
+    def test_no_dates_no_requests_and_no_names_that_two_figures_share(self):
+        first = draw(CURVES, run("a", 0, points(2.0, 1.0))).svg
+        second = draw(dataclasses.replace(CURVES, key="other"), run("a", 0, points(2.0, 1.0))).svg
+        assert first is not None
+        assert second is not None
+        urls = set(re.findall(r"https?://[^\s\"']+", first))
+        assert urls <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+        assert not set(re.findall(r'\bid="([^"]+)"', first)) & set(re.findall(r'\bid="([^"]+)"', second))
+
+    def test_colours_follow_the_page_with_a_fallback(self):
+        svg = draw(CURVES, run("a", 0, points(2.0, 1.0))).svg
+        assert svg is not None
+        assert "stroke: var(--fig-series-1, #" in svg
+        bare = re.sub(r"var\([^)]*\)", "", svg)
+        assert set(re.findall(r"#[0-9a-f]{6}\b", bare)) <= {"#ffffff", "#000000"}
+
+    def test_the_users_own_matplotlib_settings_neither_matter_nor_change(self):
+        import matplotlib
+
+        plain = draw(CURVES, run("a", 0, points(2.0, 1.0))).svg
+        with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+            assert draw(CURVES, run("a", 0, points(2.0, 1.0))).svg == plain
+            assert matplotlib.rcParams["font.size"] == 30

@@ -1,0 +1,260 @@
+"""Tables filled from runs: what a cell says in every state, who is best, what is kept apart, what numbers rest on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from report_samples import Config, Step, config_json, report_json
+
+from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg.report._costs import view_costs
+from splitfg.report._groups import PresetRuns, config_changes, group_runs
+from splitfg.report._provenance import provenance
+from splitfg.report._tables import CellView, TableView, view_table
+from splitfg.runs.config import from_json
+from splitfg.runs.record import RunReport
+from splitfg.runs.results import RunRecord
+
+PRESETS = ("a", "b", "c", "d", "e", "f")
+
+
+def run(
+    preset: str, value: float | None, seed: int = 0, *, source: str = "runs/e/p/seed0", **changes: Any
+) -> RunRecord:
+    metrics = {} if value is None else {"accuracy": value}
+    report = report_json("e", preset, seed, **({"metrics": metrics} | changes))
+    return RunRecord(from_json(RunReport, report), (), source)
+
+
+def diverged(preset: str, seed: int = 0) -> RunRecord:
+    return run(preset, 12.0, seed, status="diverged", message="loss is nan")
+
+
+def groups(*runs: RunRecord, seeds: tuple[int, ...] = (0,)) -> dict[str, PresetRuns]:
+    presets = tuple(Preset(name, name.upper(), Config(), seeds=seeds) for name in PRESETS)
+    return group_runs(Experiment("e", "E", "here", "m:f", presets), runs)
+
+
+def cell(*runs: RunRecord, paper: Paper | None = None, seeds: tuple[int, ...] = (0,), **options: Any) -> CellView:
+    table = Table("t", "T", ("x",), (Row("r", (Cell("a", "accuracy", paper),)),), **options)
+    return view_table(table, groups(*runs, seeds=seeds)).rows[0].cells[0]
+
+
+def grid(rows: list[list[Cell]], *runs: RunRecord, better: Any = "higher") -> TableView:
+    columns = tuple(f"c{j}" for j in range(len(rows[0])))
+    table = Table("t", "T", columns, tuple(Row(f"r{i}", tuple(cells)) for i, cells in enumerate(rows)), better=better)
+    return view_table(table, groups(*runs))
+
+
+def best(view: TableView, mark: str = "best") -> list[tuple[int, int]]:
+    return [(i, j) for i, row in enumerate(view.rows) for j, cell in enumerate(row.cells) if getattr(cell, mark)]
+
+
+class TestCell:
+    def test_mean_spread_count_paper_and_difference(self):
+        # 1, 2, 6: mean 3, squared deviations 4 + 1 + 9 = 14, / 2 = 7
+        view = cell(*(run("a", v, s) for s, v in enumerate([1.0, 2.0, 6.0])), paper=Paper(2.5, 0.25), seeds=(0, 1, 2))
+        assert (view.text, view.state, view.note) == ("3.0 ± 2.6 (3)", "measured", "")
+        assert (view.paper, view.difference, view.value) == ("2.5 ± 0.2", "+0.5", 3.0)
+
+    def test_not_run_still_shows_the_paper(self):
+        view = cell(paper=Paper(2.5))
+        assert (view.text, view.state, view.paper, view.difference) == ("not run", "not run", "2.5", "")
+
+    def test_no_paper_no_difference(self):
+        view = cell(run("a", 3.0))
+        assert (view.paper, view.difference, view.verdict) == ("", "", "")
+
+    def test_a_diverged_run_is_shown_and_its_last_numbers_are_not(self):
+        view = cell(diverged("a"), paper=Paper(2.5))
+        assert (view.text, view.state, view.value, view.difference) == ("diverged", "diverged", None, "")
+
+    def test_one_diverged_among_others_is_counted_beside_the_mean_of_the_rest(self):
+        view = cell(run("a", 4.0), run("a", 6.0, 1), diverged("a", 2), seeds=(0, 1, 2))
+        assert (view.text, view.note) == ("5.0 ± 1.4 (2)", "1 of 3 diverged")
+
+    def test_missing_seeds_are_counted(self):
+        assert cell(run("a", 4.0), run("a", 6.0, 1), seeds=(0, 1, 2, 3, 4)).note == "2 of 5 seeds"
+
+    def test_a_metric_nobody_reported_is_no_value_and_not_zero(self):
+        view = cell(run("a", None))
+        assert (view.text, view.state, view.value) == ("no value", "missing", None)
+
+    def test_one_report_without_the_metric_is_counted(self):
+        assert cell(run("a", 4.0), run("a", None, 1), seeds=(0, 1)).note == "1 without a value"
+
+    def test_words_and_absent_methods_are_printed_as_they_are(self):
+        table = Table("t", "T", ("x", "y"), (Row("r", ("CE", None)),))
+        texts = [c.text for c in view_table(table, groups()).rows[0].cells]
+        assert texts == ["CE", "–"]
+
+    def test_quantities_of_the_report_can_stand_in_a_table(self):
+        table = Table("t", "T", ("ms",), (Row("r", (Cell("a", "step_ms", Paper(8.5)),)),), decimals=2)
+        view = view_table(table, groups(run("a", 1.0, step_ms=4.25))).rows[0].cells[0]
+        assert (view.text, view.difference) == ("4.25 (1)", "−4.25 (−50.0%)")
+
+    @pytest.mark.parametrize(
+        ("ours", "better", "verdict"),
+        [
+            (3.0, "higher", "better"),
+            (3.0, "lower", "worse"),
+            (2.0, "higher", "worse"),
+            (2.0, "lower", "better"),
+            (2.51, "higher", "same"),
+            (3.0, None, ""),
+        ],
+    )
+    def test_verdict_follows_the_tables_direction(self, ours, better, verdict):
+        assert cell(run("a", ours), paper=Paper(2.5), better=better).verdict == verdict
+
+    def test_accuracies_differ_by_points_other_metrics_also_by_percent(self):
+        assert "%" not in cell(run("a", 3.0), paper=Paper(2.5)).difference
+        table = Table("t", "T", ("x",), (Row("r", (Cell("a", "ppl", Paper(2.0)),)),))
+        view = view_table(table, groups(run("a", None, metrics={"ppl": 3.0}))).rows[0].cells[0]
+        assert view.difference == "+1.0 (+50.0%)"
+
+
+class TestOverrides:
+    CHANGED = config_json(Config(), K=4)
+
+    def test_runs_with_overrides_stay_out_of_the_mean_and_carry_a_dagger(self):
+        table = Table("t", "T", ("x",), (Row("r", (Cell("a", "accuracy"),)),))
+        view = view_table(table, groups(run("a", 3.0), run("a", 9.0, config=self.CHANGED)))
+        shown = view.rows[0].cells[0]
+        assert (shown.text, [(v.text, v.mark) for v in shown.variants]) == ("3.0 (1)", [("9.0 (1)", "†1")])
+        assert view.footnotes == (("†1", "Run with K=4 (preset: 8)."),)
+
+    def test_only_overrides_leaves_the_preset_itself_not_run(self):
+        shown = cell(run("a", 9.0, config=self.CHANGED), paper=Paper(2.5))
+        assert (shown.text, shown.difference, shown.variants[0].text) == ("not run", "", "9.0 (1)")
+
+    def test_the_same_override_has_the_same_dagger_and_another_one_the_next(self):
+        other = config_json(Config(), K=2)
+        view = grid(
+            [[Cell("a", "accuracy"), Cell("b", "accuracy")]],
+            run("a", 1.0, config=self.CHANGED),
+            run("b", 2.0, config=self.CHANGED),
+            run("b", 3.0, config=other),
+        )
+        marks = [[v.mark for v in c.variants] for c in view.rows[0].cells]
+        assert marks[0] == ["†1"]
+        assert sorted(marks[1]) == ["†1", "†2"]
+        assert len(view.footnotes) == 2
+
+    def test_changes_name_nested_fields_and_ignore_how_a_number_is_written(self):
+        config = Config(step=Step(lr=1.0))
+        assert config_changes(config, config_json(config)) == ()
+        same = config_json(config) | {"step": {"type": "Step", "lr": 1, "rho": 1}}
+        assert config_changes(config, same) == ()
+        changed = config_json(config) | {"step": {"type": "Step", "lr": 1.0, "rho": 0.03}}
+        assert config_changes(config, changed) == ("step.rho=0.03 (preset: 1.0)",)
+
+    def test_fields_that_came_or_went_are_changes(self):
+        recorded = config_json(Config()) | {"clip": 1.0}
+        del recorded["K"]
+        assert set(config_changes(Config(), recorded)) == {"K=absent (preset: 8)", "clip=1.0 (preset: absent)"}
+
+
+class TestBest:
+    def test_methods_along_a_row_compete_within_the_row(self):
+        rows = [[Cell(p, "accuracy") for p in "abc"], [Cell(p, "accuracy") for p in "def"]]
+        view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)))
+        assert best(view) == [(0, 1), (1, 0)]
+
+    def test_settings_along_a_column_compete_within_the_column(self):
+        rows = [[Cell(a, "accuracy"), Cell(b, "accuracy")] for a, b in ("ad", "be", "cf")]
+        view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)))
+        assert best(view) == [(0, 1), (1, 0)]
+
+    def test_different_metrics_never_compete(self):
+        metrics = {"nll": 1.0, "ppl": 3.0, "ms": 2.0}
+        rows = [[Cell(p, m) for m in metrics] for p in "ab"]
+        view = grid(
+            rows,
+            run("a", None, metrics=metrics),
+            run("b", None, metrics={"nll": 2.0, "ppl": 2.0, "ms": 2.0}),
+            better="lower",
+        )
+        assert best(view) == [(0, 0), (0, 2), (1, 1), (1, 2)]  # a tie is won by both
+
+    def test_the_best_without_a_backward_pass_is_marked_on_its_own(self):
+        rows = [[Cell(p, "accuracy") for p in "abc"]]
+        view = grid(rows, run("a", 9.0, trunk_backward=1.0), run("b", 5.0), run("c", 6.0))
+        assert (best(view), best(view, "best_forward")) == ([(0, 0)], [(0, 2)])
+
+    def test_a_method_that_did_not_say_is_not_called_forward_only(self):
+        rows = [[Cell(p, "accuracy") for p in "abc"]]
+        view = grid(rows, run("a", 9.0, trunk_backward=None), run("b", 5.0), run("c", 6.0))
+        assert best(view, "best_forward") == [(0, 2)]
+
+    def test_no_direction_no_winner_and_nobody_wins_alone(self):
+        rows = [[Cell("a", "accuracy"), Cell("b", "accuracy")]]
+        assert best(grid(rows, run("a", 1.0), run("b", 2.0), better=None)) == []
+        assert best(grid(rows, run("a", 1.0))) == []
+        assert best(grid(rows, run("a", 1.0), diverged("b"))) == []
+
+    def test_overrides_do_not_compete(self):
+        rows = [[Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("c", "accuracy")]]
+        changed = run("c", 99.0, config=config_json(Config(), K=4))
+        assert best(grid(rows, run("a", 1.0), run("b", 2.0), changed)) == [(0, 1)]
+
+
+class TestProvenance:
+    def test_everything_a_number_rests_on(self):
+        runs = [
+            run("a", 1.0, 0, wall_s=30.0),
+            run("a", 1.0, 1, wall_s=30.0, git_dirty=True),
+            run("a", 1.0, 2, wall_s=30.0, device="cpu: EPYC", versions={"torch": "2.11.0"}),
+            run("a", 1.0, 7, wall_s=31.0, git=None, finished="2025-03-04T00:00:00+00:00", source="results/e.json"),
+        ]
+        found = provenance(runs)
+        assert found is not None
+        facts = dict(found.facts)
+        assert facts["Runs"] == "4 runs, 2 min 1 s in all"
+        assert facts["Seeds"] == "0-2, 7"
+        assert facts["Device"] == "cuda: NVIDIA H200 (×3), cpu: EPYC (×1)"
+        assert facts["Dates"] == "2025-03-01 to 2025-03-04"
+        assert facts["Versions"] == "python 3.12.3, torch 2.11.0 and 2.13.0, numpy 2.5.0"
+        assert facts["Revision"] == "a1b2c3d4e5 (×2), a1b2c3d4e5 with local changes (×1), unknown (×1)"
+        assert facts["Read from"] == "run folders (×3), results/e.json (×1)"
+
+    def test_no_runs_no_claims(self):
+        assert provenance([]) is None
+
+
+class TestCosts:
+    def test_devices_and_overrides_are_never_averaged_together(self):
+        changed = config_json(Config(), K=4)
+        table = view_costs(
+            groups(
+                run("a", 1.0, 0, step_ms=2.0),
+                run("a", 1.0, 1, step_ms=4.0),
+                run("a", 1.0, 2, step_ms=90.0, device="cpu: EPYC", memory_kind="resident set"),
+                run("a", 1.0, 0, step_ms=7.0, config=changed),
+            )
+        )
+        assert table is not None
+        assert [row.cells[0].value for row in table.rows] == [3.0, 90.0, 7.0]
+        assert [row.changes for row in table.rows] == [(), (), ("K=4 (preset: 8)",)]
+        assert table.columns[-1] == "Where"
+        assert table.rows[1].cells[-1].text == "cpu: EPYC, memory: resident set"
+
+    def test_what_all_rows_share_is_said_once(self):
+        table = view_costs(groups(run("a", 1.0), run("b", 1.0)))
+        assert table is not None
+        assert "Where" not in table.columns
+        assert table.note == "All on cuda: NVIDIA H200, memory: GPU memory allocated."
+
+    def test_what_was_not_measured_is_a_dash_and_a_zero_is_a_zero(self):
+        table = view_costs(groups(run("a", 1.0, step_ms=None, jvps_per_step=0.0)))
+        assert table is not None
+        texts = dict(zip(table.columns, (c.text for c in table.rows[0].cells), strict=True))
+        assert (texts["Step (ms)"], texts["JVPs per step"]) == ("–", "0")
+
+    def test_nothing_run_no_table(self):
+        assert view_costs(groups()) is None
