@@ -115,6 +115,7 @@ class Experiment:
         title: One line for people.
         source: Where in the paper (``Table 7, Appendix B``), or what is new here.
         runner: ``module:function`` that runs one preset; imported only when something runs.
+        smoke: Overrides under which any of its presets takes two steps, so that a test can run all of them.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Experiment:
     presets: tuple[Preset, ...]
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
+    smoke: tuple[str, ...] = ("steps=2",)
 
     def preset(self, name: str) -> Preset:
         """The preset of that name."""

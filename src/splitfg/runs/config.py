@@ -8,15 +8,15 @@ dataclasses and unions of these. A nested dataclass carries its class name in JS
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar, cast
 
 from splitfg.runs._errors import ConfigError
+from splitfg.runs._names import unknown
 
 T = TypeVar("T")
 
@@ -115,14 +115,6 @@ def describe(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def unknown(name: str, allowed: Iterable[str], *, kind: str = "unknown field") -> str:
-    """The sentence for a name that is not among those allowed, with the nearest one suggested."""
-    allowed = list(allowed)
-    near = difflib.get_close_matches(name, allowed, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{kind}{hint} (allowed: {', '.join(allowed) or 'none'})"
-
-
 def is_finite_number(value: Any) -> bool:
     """Whether a JSON value is a number that fits a float."""
     try:
@@ -172,7 +164,7 @@ def _decode_union(annotation: Any, value: Any, at: str, problems: list[str]) -> 
 def _decode_tagged(classes: dict[str, type], value: Mapping[str, Any], at: str, problems: list[str]) -> Any:
     name = value.get(TAG, next(iter(classes)) if len(classes) == 1 else None)
     if name not in classes:
-        problems.append(f"{_join(at, TAG)}: {unknown(str(name), classes, kind='unknown class')}")
+        problems.append(f"{_join(at, TAG)}: {unknown(str(name), classes, kind='class')}")
         return _INVALID
     return _decode_dataclass(classes[name], value, at, problems)
 
@@ -185,7 +177,7 @@ def _decode_dataclass(cls: type, value: Any, at: str, problems: list[str]) -> An
     if at and value.get(TAG, cls.__name__) != cls.__name__:
         problems.append(f"{at}.{TAG}: expected {cls.__name__}, got {value[TAG]!r}")
     given = {k: v for k, v in value.items() if not (at and k == TAG)}
-    problems += [f"{_join(at, k)}: {unknown(str(k), known)}" for k in given if k not in known]
+    problems += [f"{_join(at, k)}: {unknown(str(k), known, kind='field')}" for k in given if k not in known]
     problems += [f"{_join(at, k)}: missing, expected {describe(known[k])}" for k in _required(cls) if k not in given]
     fields = {k: _decode(known[k], v, _join(at, k), problems) for k, v in given.items() if k in known}
     return _INVALID if len(problems) > found else _construct(cls, fields, at, problems)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from splitfg.errors import NonFiniteError
 from splitfg.runs._errors import DivergedError, StoppedError
 from splitfg.runs._interrupts import stop_requests
 from splitfg.runs._state import non_finite
@@ -120,7 +121,11 @@ class _Loop:
 
     def take_step(self) -> None:
         x, y = self._batches(self.step)
-        self._window.add(self._learner.step(x, y, generator=self._generator))
+        try:
+            stats = self._learner.step(x, y, generator=self._generator)
+        except NonFiniteError as error:
+            raise DivergedError(self.step + 1, str(error)) from error
+        self._window.add(stats)
         self.step += 1
         self._run.progress(self.step, self._rhythm.steps, loss=self._loss)
 

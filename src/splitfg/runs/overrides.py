@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from splitfg.runs._errors import ConfigError
 from splitfg.runs._files import parse_json
+from splitfg.runs._names import unknown
 from splitfg.runs.config import (
     TAG,
     dataclass_members,
@@ -17,7 +18,6 @@ from splitfg.runs.config import (
     from_json,
     members,
     to_json,
-    unknown,
 )
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ def _assign(cls: type, data: dict[str, Any], path: str, text: str, problems: lis
 def _annotation(cls: type, name: str, path: str, problems: list[str]) -> Any:
     known = field_types(cls)
     if name not in known:
-        problems.append(f"{path}: {unknown(name, known)}")
+        problems.append(f"{path}: {unknown(name, known, kind='field')}")
     return known.get(name)
 
 

@@ -7,16 +7,16 @@ order that does not depend on when a run was added, so that the file can be trac
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from splitfg.runs._errors import ConfigError, RunError
 from splitfg.runs._files import read_json, write_json
 from splitfg.runs._metrics import read_metrics
+from splitfg.runs._names import natural
 from splitfg.runs.config import from_json, to_json
 from splitfg.runs.folder import RunFolder, find_folders
 from splitfg.runs.record import RunReport
@@ -26,21 +26,17 @@ MOST_POINTS: Final = 200
 
 
 @dataclass(frozen=True)
-class RunRecord(RunReport):
-    """A finished run with its learning curve.
+class RunRecord:
+    """A finished run: its report, its learning curve (``step``, ``wall_s``, metrics) and where it was read from."""
 
-    Attributes:
-        curve: Logged numbers in order, each with ``step`` and ``wall_s``.
-        source: Where it was read from; not recorded.
-    """
-
-    curve: tuple[dict[str, float], ...] = ()
-    source: str = ""
+    report: RunReport
+    curve: tuple[dict[str, float], ...]
+    source: str
 
     @property
     def name(self) -> str:
         """``experiment/preset/seed0``."""
-        return f"{self.experiment}/{self.preset}/seed{self.seed}"
+        return f"{self.report.experiment}/{self.report.preset}/seed{self.report.seed}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def add_results(folders: Iterable[RunFolder], results: Path) -> list[Path]:
     by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
     for folder in folders:
         record = read_record(folder)
-        by_experiment[record.experiment].append(replace(record, curve=thin(record.curve)))
+        by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     files = {results / f"{name}.json": records for name, records in by_experiment.items()}
     merged = {path: _merge(read_results(path), records) for path, records in files.items()}
     results.mkdir(parents=True, exist_ok=True)
@@ -111,8 +107,7 @@ def read_record(folder: RunFolder) -> RunRecord:
     """
     if not folder.finished:
         raise RunError(f"{folder.path} is not finished: splitfg resume {folder.path}")
-    report, curve = folder.report(), read_metrics(folder.metrics_path)
-    return RunRecord(**vars(report), curve=curve, source=str(folder.path))
+    return RunRecord(folder.report(), read_metrics(folder.metrics_path), "run folders")
 
 
 def read_results(path: Path) -> list[RunRecord]:
@@ -127,7 +122,8 @@ def read_results(path: Path) -> list[RunRecord]:
         file = from_json(_ResultsFile, read_json(path))
     except ConfigError as error:
         raise ConfigError(error.problems, what=str(path)) from None
-    return [replace(run, source=str(path)) for run in file.runs]
+    source = f"{path.parent.name}/{path.name}"
+    return [RunRecord(_report_of(run), run.curve, source) for run in file.runs]
 
 
 def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[dict[str, float], ...]:
@@ -144,10 +140,21 @@ def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[di
 
 
 @dataclass(frozen=True)
+class _RecordedRun(RunReport):
+    """A run in a results file: its report and, with the same standing, its curve."""
+
+    curve: tuple[dict[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class _ResultsFile:
     schema: Literal[1]
     experiment: str
-    runs: tuple[RunRecord, ...]
+    runs: tuple[_RecordedRun, ...]
+
+
+def _report_of(run: _RecordedRun) -> RunReport:
+    return RunReport(**{f.name: getattr(run, f.name) for f in fields(RunReport)})
 
 
 def _attempt(path: Path, read: Callable[[Path], list[RunRecord]], problems: list[Problem]) -> Iterator[RunRecord]:
@@ -163,13 +170,13 @@ def _read_finished(path: Path) -> list[RunRecord]:
 
 def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
     """Both, by preset, seed and config, the new ones winning, in an order that depends on nothing else."""
-    runs = {(r.name, json.dumps(r.config, sort_keys=True)): r for r in [*old, *new]}
-    ordered = sorted(runs.items(), key=lambda item: (_natural(item[0][0]), item[0][1]))
+    runs = {(r.name, json.dumps(r.report.config, sort_keys=True)): r for r in [*old, *new]}
+    ordered = sorted(runs.items(), key=lambda item: (natural(item[0][0]), item[0][1]))
     return [run for _, run in ordered]
 
 
 def _recorded(run: RunRecord) -> dict[str, Any]:
-    return {name: value for name, value in to_json(run).items() if name != "source"}
+    return to_json(run.report) | {"curve": list(run.curve)}
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
@@ -182,9 +189,3 @@ def _spread(places: Sequence[int], most: int) -> list[int]:
 
 def _six_digits(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """A sort key under which seed10 comes after seed9."""
-    parts = re.split(r"([0-9]+)", text)
-    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]

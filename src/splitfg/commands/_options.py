@@ -1,0 +1,40 @@
+"""Options and arguments that several verbs share, with their completion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_RUNS = Path("runs")
+DEFAULT_RESULTS = Path("results")
+
+
+def complete_presets(incomplete: str) -> list[str]:
+    """Names of experiments and presets that begin as typed."""
+    from splitfg.commands._targets import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Names of run folders that begin as typed."""
+    from splitfg.runs import find_folders
+
+    return [folder.name for folder in find_folders(DEFAULT_RUNS) if folder.name.startswith(incomplete)]
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Names of data sets that begin as typed."""
+    from splitfg.data import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+Runs = Annotated[Path, typer.Option("--runs", help="The folder of run folders.", envvar="SPLITFG_RUNS")]
+Results = Annotated[Path, typer.Option("--results", help="The folder of recorded results files.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process of its own.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the run folder.")]

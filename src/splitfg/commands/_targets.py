@@ -1,0 +1,121 @@
+"""From names that people type to experiments, presets, seeds and run folders."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from splitfg.commands._errors import UsageError
+from splitfg.experiments import EXPERIMENTS, Experiment, Preset
+from splitfg.runs import RunFolder, differences, find_folders, override
+from splitfg.runs.folder import variant_name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make: a preset, its config with overrides, and a seed."""
+
+    experiment: Experiment
+    preset: Preset
+    config: Any
+    seed: int
+
+    def folder(self, root: Path) -> RunFolder:
+        """Where it goes; overrides are part of the folder's name."""
+        changes = differences(self.preset.config, self.config)
+        return RunFolder.of(root, self.experiment.name, variant_name(self.preset.name, changes), self.seed)
+
+
+def preset_names() -> list[str]:
+    """Everything that can be run: experiments, and ``experiment/preset``."""
+    return [name for e in EXPERIMENTS for name in (e.name, *(f"{e.name}/{p.name}" for p in e.presets))]
+
+
+def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
+    """The presets that targets name: ``experiment/preset``, a bare ``experiment``, or a pattern with ``*``.
+
+    Raises:
+        UsageError: Some name nothing; the nearest names are suggested.
+    """
+    found: dict[str, tuple[Experiment, Preset]] = {}
+    problems: list[str] = []
+    for target in targets:
+        named = {
+            f"{e.name}/{p.name}": (e, p)
+            for e in EXPERIMENTS
+            for p in e.presets
+            if target == e.name or target == f"{e.name}/{p.name}" or fnmatchcase(f"{e.name}/{p.name}", target)
+        }
+        if not named:
+            problems.append(_unknown(target))
+        found |= named
+    if problems:
+        raise UsageError("\n".join([*problems, "`splitfg ls` shows what there is."]))
+    return list(found.values())
+
+
+def find_preset(target: str) -> tuple[Experiment, Preset]:
+    """The one preset of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    return find_presets([target])[0]
+
+
+def make_plans(targets: Sequence[str], settings: Sequence[str], seeds: Sequence[int] | None) -> list[Plan]:
+    """The runs to make, with overrides, for the given seeds or each preset's own.
+
+    Raises:
+        UsageError: Targets that name nothing.
+        ConfigError: Overrides that do not fit.
+    """
+    chosen = [(e, p, override(p.config, settings)) for e, p in find_presets(targets)]
+    return [Plan(e, p, config, seed) for e, p, config in chosen for seed in (p.seeds if seeds is None else seeds)]
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds as people write them: ``0,1,2`` or ``0-4``.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    try:
+        ranges = [[int(end) for end in part.split("-", 1)] for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text}: expected numbers and ranges, as in 0,1,2 or 0-4") from None
+    return tuple(dict.fromkeys(seed for ends in ranges for seed in range(ends[0], ends[-1] + 1)))
+
+
+def find_runs(root: Path, names: Sequence[str]) -> list[RunFolder]:
+    """The run folders at or below the given paths or names (``experiment/preset/seed0``); all of them if none.
+
+    Raises:
+        UsageError: Some name no run folder.
+    """
+    if not names:
+        return find_folders(root)
+    found: dict[Path, RunFolder] = {}
+    problems: list[str] = []
+    for name in names:
+        folders = [f for start in (Path(name), root / name) for f in _folders_below(start)]
+        if not folders:
+            problems.append(f"no run folder at {name} or {root / name}")
+        found |= {folder.path.resolve(): folder for folder in folders}
+    if problems:
+        raise UsageError("\n".join(problems))
+    return list(found.values())
+
+
+def _folders_below(start: Path) -> list[RunFolder]:
+    return [RunFolder(path.parent) for path in sorted(start.rglob("config.json"))]
+
+
+def _unknown(target: str) -> str:
+    names = preset_names()
+    near = difflib.get_close_matches(target, names, n=3) or [n for n in names if target in n][:3]
+    return f"nothing is called {target!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")

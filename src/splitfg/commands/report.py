@@ -1,0 +1,64 @@
+"""``report`` and ``results``: read the results beside the paper's, and record them in files that travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitfg.commands._errors import UsageError
+from splitfg.commands._options import (
+    DEFAULT_RESULTS,
+    DEFAULT_RUNS,
+    Results,
+    Runs,
+    complete_presets,
+    complete_runs,
+)
+from splitfg.commands._targets import find_presets, find_runs
+from splitfg.runs.results import add_results
+
+results_app = typer.Typer(no_args_is_help=True, help="Record results in small files that can be tracked.")
+
+
+def report(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Print only this one.", autocompletion=complete_presets)
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+    results: Results = DEFAULT_RESULTS,
+    out: Annotated[Path, typer.Option(help="The folder to write report.html and report.md into.")] = Path("report"),
+) -> None:
+    """Print every table beside the paper's, and write them as one HTML page and as Markdown."""
+    from splitfg.report import build_report, print_report
+
+    if experiment is not None:
+        experiment = find_presets([experiment])[0][0].name
+    print_report(runs, results, experiment)
+    typer.echo(f"written: {build_report(runs, results, out)}")
+
+
+@results_app.command()
+def add(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run folders, or folders of them; all finished runs if none.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+    results: Results = DEFAULT_RESULTS,
+) -> None:
+    """Fold finished runs into results/EXPERIMENT.json."""
+    folders = find_runs(runs, names or [])
+    finished = [folder for folder in folders if folder.finished]
+    for folder in folders:
+        if not folder.finished:
+            typer.secho(f"left out, not finished: {folder.path}", fg="yellow", err=True)
+    if not finished:
+        raise UsageError(f"there are no finished runs in {runs}")
+    for path in add_results(finished, results):
+        typer.echo(f"written: {path}")

@@ -1,0 +1,141 @@
+"""``run``, ``resume`` and ``demo``: make runs, several at a time, and go on with those that were interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from splitfg.commands._errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED
+from splitfg.commands._options import (
+    DEFAULT_RESULTS,
+    DEFAULT_RUNS,
+    Device,
+    Jobs,
+    Json,
+    Results,
+    Runs,
+    TensorBoard,
+    complete_presets,
+    complete_runs,
+)
+from splitfg.commands._targets import Plan, find_runs, make_plans, parse_seeds
+from splitfg.runs import RunError, RunFolder
+from splitfg.runs.bars import choose_view
+from splitfg.runs.jobs import Job, Outcome, run_jobs
+
+
+def run(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET...",
+            help="A preset (experiment/preset), an experiment for all of its presets, or a pattern with *.",
+            autocompletion=complete_presets,
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Override a field of the config.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0-4; each preset's own if not given.")] = None,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    runs: Runs = DEFAULT_RUNS,
+    tensorboard: TensorBoard = False,
+    as_json: Json = False,
+) -> None:
+    """Run presets, skipping what is finished and going on with what was interrupted."""
+    plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds))
+    folders, refused = _prepare(plans, runs)
+    _finish(_make(folders, refused, jobs, device, tensorboard=tensorboard, as_json=as_json))
+
+
+def resume(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Run folders; all unfinished ones if none.", autocompletion=complete_runs
+        ),
+    ] = None,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    runs: Runs = DEFAULT_RUNS,
+    tensorboard: TensorBoard = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with runs that were interrupted."""
+    folders = find_runs(runs, names or [])
+    _finish(_make(folders, [], jobs, device, tensorboard=tensorboard, as_json=as_json))
+
+
+def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
+    """Run the demo, a minute or so, and print its table."""
+    from splitfg.report import print_report
+
+    folders, refused = _prepare(make_plans(["demo"], [], None), runs)
+    outcomes = _make(folders, refused, 1, device, tensorboard=False, as_json=False)
+    print_report(runs, results, "demo")
+    _finish(outcomes)
+
+
+def _prepare(plans: Sequence[Plan], root: Path) -> tuple[list[RunFolder], list[Outcome]]:
+    """Write the configs; the folders that can be run, and those that hold something else."""
+    folders: list[RunFolder] = []
+    refused: list[Outcome] = []
+    for plan in plans:
+        folder = plan.folder(root)
+        try:
+            folder.prepare(plan.experiment.name, plan.preset.name, plan.seed, plan.config)
+            folders.append(folder)
+        except RunError as error:
+            refused.append(Outcome(folder.name, "failed", str(error)))
+    return folders, refused
+
+
+def _make(
+    folders: Sequence[RunFolder],
+    refused: list[Outcome],
+    at_once: int,
+    device: str,
+    *,
+    tensorboard: bool,
+    as_json: bool,
+) -> list[Outcome]:
+    """Run what is not finished, and say how everything ended."""
+    console = Console(highlight=False, soft_wrap=True)
+    waiting = [folder for folder in folders if not folder.finished]
+    command = [sys.executable, "-m", "splitfg.commands.worker"]
+    options = ["--device", device, *(["--tensorboard"] if tensorboard else [])]
+    queue = [Job(folder, (*command, str(folder.path), *options)) for folder in waiting]
+    with choose_view(console, total=len(queue), as_json=as_json) as view:
+        for outcome in refused:
+            view.show({"event": "failed", "run": outcome.run, "message": outcome.message})
+        outcomes = refused + run_jobs(queue, at_once=at_once, view=view)
+    _summarise(console, outcomes, skipped=len(folders) - len(waiting), as_json=as_json)
+    return outcomes
+
+
+def _summarise(console: Console, outcomes: Sequence[Outcome], *, skipped: int, as_json: bool) -> None:
+    counts = Counter(outcome.status for outcome in outcomes) | Counter({"skipped": skipped})
+    if as_json:
+        typer.echo(json.dumps({"event": "summary", **counts}))
+        return
+    words = {"skipped": "finished before"}
+    parts = [f"{count} {words.get(status, status)}" for status, count in counts.items() if count]
+    console.print(", ".join(parts) or "nothing to run", style="bold")
+    if counts["stopped"]:
+        console.print("Go on with: splitfg resume")
+
+
+def _finish(outcomes: Sequence[Outcome]) -> None:
+    """Exit with what the outcomes add up to."""
+    statuses = {outcome.status for outcome in outcomes}
+    if "stopped" in statuses:
+        raise typer.Exit(EXIT_STOPPED)
+    raise typer.Exit(EXIT_FAILED if statuses & {"failed", "diverged"} else EXIT_OK)

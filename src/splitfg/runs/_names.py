@@ -1,0 +1,21 @@
+"""Names people type and read: suggestions for misspelt ones, and an order that knows numbers."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+
+def unknown(name: str, allowed: Iterable[str], *, kind: str) -> str:
+    """The sentence for a name that is not among those allowed, with the nearest one suggested."""
+    allowed = list(allowed)
+    near = difflib.get_close_matches(name, allowed, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown {kind}{hint} (allowed: {', '.join(allowed) or 'none'})"
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key under which ``seed10`` comes after ``seed9``."""
+    parts = re.split(r"([0-9]+)", text)
+    return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]

@@ -1,0 +1,86 @@
+"""Progress bars: one per running job with speed, time left, loss and current metrics, and one for all together."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from splitfg.runs.progress import Event, JsonView, PlainView, View, current_numbers, describe
+
+_COLOURS: Final = {"finished": "green", "stopped": "yellow", "failed": "red", "note": "yellow"}
+
+
+def choose_view(console: Console, *, total: int, as_json: bool) -> View:
+    """JSON lines if asked for, bars if the console is a terminal, plain lines otherwise."""
+    if as_json:
+        return JsonView(console.file)
+    return BarView(console, total) if console.is_terminal else PlainView(console.file)
+
+
+class BarView:
+    """Bars for ``total`` runs, as they come and go; what ended stays as a line above them."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(bar_width=20),
+            _StepColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[detail]}", style="cyan"),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._counted: set[str] = set()
+        self._overall = self._bars.add_task(f"{total} runs", total=total, detail="") if total > 1 else None
+
+    def __enter__(self) -> BarView:
+        """Draw the bars."""
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the lines, without bars."""
+        self._bars.stop()
+
+    def show(self, event: Event) -> None:
+        """Draw the event."""
+        kind, run = event["event"], event["run"]
+        if kind == "started":
+            self._tasks[run] = self._bars.add_task(run, total=None, detail="starting")
+        elif kind == "progress":
+            self._advance(run, event)
+        elif kind in ("finished", "stopped", "failed"):
+            self._close(run)
+        line = describe(event)
+        if line and not (kind == "started" and event["step"] == 0):
+            colour = "red" if event.get("status") == "diverged" else _COLOURS.get(kind, "")
+            self._bars.console.print(Text.assemble((run, "bold"), "  ", (line, colour)))
+
+    def _advance(self, run: str, event: Event) -> None:
+        task = self._tasks[run]
+        if run not in self._counted:
+            # the clock of the speed starts here: steps of earlier sessions do not count
+            self._bars.reset(task, total=event["steps"], completed=event["step"])
+            self._counted.add(run)
+        self._bars.update(task, completed=event["step"], detail=current_numbers(event))
+
+    def _close(self, run: str) -> None:
+        if run in self._tasks:
+            self._bars.remove_task(self._tasks.pop(run))
+        if self._overall is not None:
+            self._bars.advance(self._overall)
+
+
+class _StepColumn(ProgressColumn):
+    """``1,200/5,000  118/s``."""
+
+    def render(self, task: Task) -> Text:
+        """Draw it."""
+        if task.total is None:
+            return Text("")
+        speed = f"  {task.speed:.3g}/s" if task.speed else ""
+        return Text(f"{task.completed:,.0f}/{task.total:,.0f}{speed}")

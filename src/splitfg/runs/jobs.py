@@ -1,0 +1,127 @@
+"""Many runs, a few at a time, each in a process of its own.
+
+A process per run keeps them apart: one that fails, or is killed for its memory, does not take the others with it, and
+the peak memory of a run is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from splitfg.runs.folder import RunFolder
+from splitfg.runs.progress import Event, View
+
+_ENDINGS: Final = ("finished", "stopped", "failed")
+_LINE_BYTES: Final = 2**22
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to make: its folder and the command that makes it, which prints events as JSON lines."""
+
+    folder: RunFolder
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; ``stopped`` can be resumed."""
+
+    run: str
+    status: Literal["done", "diverged", "stopped", "failed"]
+    message: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
+    """Run jobs, ``at_once`` at a time; how each of them ended, in their order.
+
+    Ctrl-C or SIGTERM asks the running ones to save and stop, and starts no more; a second one kills them.
+    With more than one at a time each gets a single CPU thread.
+    """
+    return asyncio.run(_run_all(jobs, at_once, view))
+
+
+async def _run_all(jobs: Sequence[Job], at_once: int, view: View) -> list[Outcome]:
+    crew = _Crew(view, _environment(at_once))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, crew.stop)
+    gate = asyncio.Semaphore(at_once)
+    return list(await asyncio.gather(*(crew.run(job, gate) for job in jobs)))
+
+
+def _environment(at_once: int) -> dict[str, str]:
+    single = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if at_once > 1 else {}
+    return {**os.environ, **single}
+
+
+class _Crew:
+    """The processes at work."""
+
+    def __init__(self, view: View, environment: dict[str, str]) -> None:
+        self._view = view
+        self._environment = environment
+        self._working: set[asyncio.subprocess.Process] = set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask everybody to save and stop; the second time, do not ask."""
+        for process in self._working:
+            process.kill() if self._stopping else process.terminate()
+        self._stopping = True
+
+    async def run(self, job: Job, gate: asyncio.Semaphore) -> Outcome:
+        async with gate:
+            if self._stopping:
+                return Outcome(job.folder.name, "stopped", "not started")
+            ending, code = await self._work(job)
+        outcome = self._judge(job, ending, code)
+        if ending is None:
+            event = "stopped" if outcome.status == "stopped" else "failed"
+            self._view.show({"event": event, "run": outcome.run, "message": outcome.message})
+        return outcome
+
+    async def _work(self, job: Job) -> tuple[Event | None, int]:
+        """Run the process; the event it ended with, if it came to that, and its exit code."""
+        with job.folder.log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *job.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                limit=_LINE_BYTES,
+            )
+        self._working.add(process)
+        try:
+            return await self._listen(process), await process.wait()
+        finally:
+            self._working.discard(process)
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> Event | None:
+        assert process.stdout is not None
+        ending: Event | None = None
+        async for line in process.stdout:
+            event: Event = json.loads(line)
+            self._view.show(event)
+            if event["event"] in _ENDINGS:
+                ending = event
+        return ending
+
+    def _judge(self, job: Job, ending: Event | None, code: int) -> Outcome:
+        name = job.folder.name
+        if ending is None:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            if self._stopping:
+                return Outcome(name, "stopped", f"{how} before it could save; its last checkpoint is intact")
+            return Outcome(name, "failed", f"{how}; see {job.folder.log_path}")
+        if ending["event"] == "finished":
+            return Outcome(name, ending["status"], ending["message"], ending["metrics"])
+        return Outcome(name, ending["event"], ending["message"])
