@@ -99,7 +99,7 @@ def _print_preset(console: Console, standing: Standing) -> None:
     for heading in ("field", "value", "type"):
         grid.add_column(heading)
     for name, value, kind in _fields(preset.config):
-        grid.add_row(name, json.dumps(value), Text(kind, "dim"))
+        grid.add_row(name, _as_typed(value), Text(kind, "dim"))
     console.print(grid)
     for line in _paper_lines(experiment, preset):
         console.print(line, highlight=False)
@@ -114,6 +114,13 @@ def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
         yield f"{prefix}{name}", type(value).__name__ if nested else value, describe(annotation)
         if nested:
             yield from _fields(value, f"{prefix}{name}.")
+
+
+def _as_typed(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(_as_typed, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _paper_lines(experiment: Experiment, preset: Preset) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,8 +34,7 @@ def doctor(device: Device = "auto") -> None:
 
 def diagnose(
     target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:FUNCTION", help="A function that returns (split, x, y): your model, a batch."),
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (split, x, y): your model and one batch.")
     ],
     K: Annotated[int, typer.Option("--K", help="Tangents per estimate.", min=1)] = 8,
     draws: Annotated[int, typer.Option(help="Estimates to measure the variance from.", min=2)] = 100,
@@ -59,7 +58,7 @@ def _load(target: str) -> Any:
     module, colon, name = target.partition(":")
     if not colon or not module or not name:
         raise UsageError(f"{target!r}: expected MODULE:FUNCTION, as in my_model:build")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:

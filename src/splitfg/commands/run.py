@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,8 +27,9 @@ from splitfg.commands._options import (
 )
 from splitfg.commands._targets import Plan, find_runs, make_plans, parse_seeds
 from splitfg.runs import RunError, RunFolder
-from splitfg.runs.bars import choose_view
-from splitfg.runs.jobs import Job, Outcome, run_jobs
+
+if TYPE_CHECKING:
+    from splitfg.runs.jobs import Outcome
 
 
 def run(
@@ -86,6 +87,8 @@ def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = 
 
 def _prepare(plans: Sequence[Plan], root: Path) -> tuple[list[RunFolder], list[Outcome]]:
     """Write the configs; the folders that can be run, and those that hold something else."""
+    from splitfg.runs.jobs import Outcome
+
     folders: list[RunFolder] = []
     refused: list[Outcome] = []
     for plan in plans:
@@ -108,6 +111,9 @@ def _make(
     as_json: bool,
 ) -> list[Outcome]:
     """Run what is not finished, and say how everything ended."""
+    from splitfg.runs.bars import choose_view
+    from splitfg.runs.jobs import Job, run_jobs
+
     console = Console(highlight=False, soft_wrap=True)
     waiting = [folder for folder in folders if not folder.finished]
     command = [sys.executable, "-m", "splitfg.commands.worker"]

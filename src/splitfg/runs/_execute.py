@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from splitfg.runs._errors import DivergedError, RunError
-from splitfg.runs.checkpoint import Checkpoint, load_checkpoint
+from splitfg.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
 from splitfg.runs.context import Emit, RunContext, require_finite, utc_now
 from splitfg.runs.environment import describe_device, resolve_device, source_revision, versions
 from splitfg.runs.folder import RunFolder, RunIdentity
@@ -50,6 +50,8 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
             run.emit("started", step=run.books.steps, device=describe_device(chosen))
             outcome = _run(runner, config, identity.seed, run)
             report = _report(identity, run, outcome)
+        if report.status == "done":
+            drop_previous(folder.path)
         folder.finish(report)
     run.emit("finished", status=report.status, metrics=report.metrics, message=report.message)
     return report

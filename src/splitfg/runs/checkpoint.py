@@ -77,6 +77,12 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
+def drop_previous(folder: Path) -> None:
+    """Remove the checkpoint before the last one, which a run that is done needs no more."""
+    (folder / PREVIOUS).unlink(missing_ok=True)
+    _remove_unnamed_tensors(folder)
+
+
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> str:
     """Write the tensor file under the name of its content; its SHA-256."""
     fresh = folder / "checkpoint.safetensors"

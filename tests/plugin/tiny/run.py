@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tiny import Adam, TinyConfig
 from torch import Tensor
 
 from splitfg.runs import RunContext, fit
 from splitfg.types import Inputs, Learner, StepStats, Target
+from tiny import Adam, TinyConfig
 
 
 class TinyLearner:
