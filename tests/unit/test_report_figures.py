@@ -90,7 +90,7 @@ class TestCurves:
         changed = run("a", 0, points(1.0), config=config_json(config("a"), K=2))
         notes = curve_drawing(CURVES, group_runs(experiment(), [run("a"), changed])).notes
         assert notes == (
-            "Preset a: no curve recorded.",
+            "Preset a: no curve that all its runs recorded.",
             "Preset a: 1 run with a changed config not drawn.",
             "Preset b: not run.",
         )
@@ -152,6 +152,11 @@ class TestSvg:
         sweep = dataclasses.replace(SWEEP, log_x=log, log_y=log)
         assert draw(sweep, run("a", metrics={"loss": value}), run("a", 1, metrics={"loss": 5.0})).svg
 
+    def test_a_logarithm_that_would_hide_a_value_is_not_taken(self):
+        svg = draw(dataclasses.replace(CURVES, log_y=True), run("a", 0, points(0.0, 2.0))).svg
+        assert svg is not None
+        assert "0.5" in texts(svg), "a linear axis from 0 to 2"
+
     def test_every_line_is_named_and_so_are_the_axes(self):
         figure = dataclasses.replace(CURVES, references=(("frozen", 1234.5),))
         svg = draw(figure, run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 2.0))).svg
@@ -197,6 +202,6 @@ class TestSvg:
         import matplotlib
 
         plain = draw(CURVES, run("a", 0, points(2.0, 1.0))).svg
-        with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        with matplotlib.rc_context({"font.size": 30, "axes.labelsize": 30}):
             assert draw(CURVES, run("a", 0, points(2.0, 1.0))).svg == plain
             assert matplotlib.rcParams["font.size"] == 30

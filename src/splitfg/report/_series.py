@@ -162,7 +162,7 @@ def _paper_values(experiment: Experiment) -> dict[tuple[str, str], Paper]:
 
 
 def _curve_notes(group: PresetRuns, *, drawn: bool) -> list[str]:
-    missing = "no curve recorded" if group.runs else "not run"
+    missing = "no curve that all its runs recorded" if group.runs else "not run"
     return [*([] if drawn else [f"{group.preset.title}: {missing}."]), *_left_out(group)]
 
 

@@ -202,18 +202,19 @@ def _compared_lines(table: Table) -> list[list[tuple[int, int]]]:
 
 
 def _mark_best(rows: list[list[CellView]], line: Sequence[tuple[int, int]], table: Table) -> None:
-    places = [(i, j) for i, j in line if rows[i][j].value is not None]
-    forward = [(i, j) for i, j in places if rows[i][j].forward_only]
-    for i, j in _winners(rows, places, table):
+    # compared at the precision that is printed: what looks like a tie is one
+    cells = {(i, j): rows[i][j] for i, j in line}
+    values = {place: round(c.value, table.decimals) for place, c in cells.items() if c.value is not None}
+    forward = {place: value for place, value in values.items() if cells[place].forward_only}
+    for i, j in _winners(values, table):
         rows[i][j] = replace(rows[i][j], best=True)
-    for i, j in _winners(rows, forward, table):
+    for i, j in _winners(forward, table):
         rows[i][j] = replace(rows[i][j], best_forward=True)
 
 
-def _winners(rows: list[list[CellView]], places: Sequence[tuple[int, int]], table: Table) -> list[tuple[int, int]]:
-    """The best at the precision that is printed; nobody wins alone."""
-    if table.better is None or len(places) < 2:
+def _winners(values: Mapping[tuple[int, int], float], table: Table) -> list[tuple[int, int]]:
+    """Where the best value stands; nobody wins alone."""
+    if table.better is None or len(values) < 2:
         return []
-    values = {(i, j): round(rows[i][j].value or 0.0, table.decimals) for i, j in places}
     best = max(values.values()) if table.better == "higher" else min(values.values())
     return [place for place, value in values.items() if value == best]
