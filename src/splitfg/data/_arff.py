@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,9 @@ import pandas as pd
 
 from splitfg.data.errors import DataError, shorten
 
-_ATTRIBUTE = re.compile(r"@attribute\s+('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\S+)\s+(.+)", re.IGNORECASE)
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|\S+)\s+(.+)", re.IGNORECASE)
+_VALUE = re.compile(rf"(?:^|,)\s*({_QUOTED}|[^,]*)\s*(?=,|$)")
 _NUMERIC = ("numeric", "real", "integer")
 
 
@@ -84,9 +84,13 @@ def _rows(path: Path, file: IO[str], width: int) -> Iterator[list[str | None]]:
 
 def _split(text: str) -> list[str | None]:
     """Values of one line; an unquoted ``?`` is missing."""
-    quote = '"' if '"' in text and "'" not in text else "'"
-    reader = csv.reader(io.StringIO(text), quotechar=quote, escapechar="\\", skipinitialspace=True)
-    return [None if value.strip() == "?" else value.strip() for value in next(reader, [])]
+    if "'" not in text and '"' not in text:
+        return [None if (value := part.strip()) == "?" else value for part in text.split(",")]
+    return [_value(match[1].strip()) for match in _VALUE.finditer(text)]
+
+
+def _value(text: str) -> str | None:
+    return None if text == "?" else _unquote(text)
 
 
 def _unquote(text: str) -> str:

@@ -103,8 +103,7 @@ def _parse_binary(data: ImageSet, file: ImageFile, blob: bytes) -> tuple[Bytes, 
 
 def _parse_python(data: ImageSet, file: ImageFile, blob: bytes) -> tuple[Bytes, Bytes]:
     value = read_literals(blob)
-    pixels = value.get(b"data") if isinstance(value, dict) else None
-    labels = value.get(data.label_key.encode()) if isinstance(value, dict) else None
+    pixels, labels = value.get(b"data"), value.get(data.label_key.encode())
     if not isinstance(pixels, Array) or not isinstance(labels, list):
         raise DataError(f"{file.name} holds no 'data' array and {data.label_key!r} list")
     if pixels.shape != (len(labels), PIXELS):

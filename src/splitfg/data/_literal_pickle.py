@@ -1,15 +1,14 @@
 """Reads the pickles in CIFAR's python archives without unpickling: opcodes are interpreted as literals, nothing runs.
 
 The official batches were written by Python 2 with protocol 2: a dict of strings, lists of integers and one uint8
-array. Only the opcodes such a file needs are understood. The three names numpy writes into it are recognised as text;
-no name is ever looked up, no module imported, no object built but dicts, lists, tuples, bytes, numbers and
-:class:`Array`. Anything else is refused.
+array. Only the opcodes such a file needs are understood, and any other is refused before its argument is even read.
+The three names numpy writes into the file are compared as text; no name is ever looked up, no module imported, no
+object built but dicts, lists, tuples, bytes, numbers and :class:`Array`.
 """
 
 from __future__ import annotations
 
 import math
-import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,41 +28,74 @@ class _Dtype:
     """numpy's description of unsigned bytes."""
 
 
-_RECONSTRUCT: Final = "numpy.core.multiarray _reconstruct"
-_NDARRAY: Final = "numpy ndarray"
-_DTYPE: Final = "numpy dtype"
-
-
 @dataclass(frozen=True)
 class _Name:
     """A name in the file: compared, never looked up."""
 
-    text: str
+    module: bytes
+    name: bytes
 
 
-def read_literals(data: bytes) -> Any:
-    """The value a literal pickle describes; byte strings come back as ``bytes``.
+_RECONSTRUCT: Final = _Name(b"numpy.core.multiarray", b"_reconstruct")
+_NDARRAY: Final = _Name(b"numpy", b"ndarray")
+_DTYPE: Final = _Name(b"numpy", b"dtype")
+
+
+def read_literals(data: bytes) -> dict[bytes, Any]:
+    """The dict a literal pickle describes; byte strings come back as ``bytes``.
 
     Raises:
         DataError: The bytes are no pickle, or use anything beyond literals and uint8 arrays.
     """
     try:
-        machine = _Machine()
-        for opcode, argument, _ in pickletools.genops(data):
-            machine.step(opcode.name, argument)
+        reader, machine = _Reader(data), _Machine()
+        while not machine.finished:
+            code = reader.take(1)
+            if code not in _OPCODES:
+                raise ValueError(f"it uses the pickle opcode {code!r}, refused")
+            read_argument, act = _OPCODES[code]
+            act(machine, read_argument(reader))
         return machine.result()
-    except DataError:
-        raise
-    except (
-        ValueError,
-        TypeError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (ValueError, TypeError, IndexError, KeyError) as error:
         raise DataError(f"not a batch of CIFAR's python version: {error}") from error
+
+
+class _Reader:
+    """Walks along the bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, count: int) -> bytes:
+        found = self.data[self.at : self.at + count]
+        if len(found) != count:
+            raise ValueError("the pickle is truncated")
+        self.at += count
+        return found
+
+    def line(self) -> bytes:
+        return self.take(self.data.index(b"\n", self.at) + 1 - self.at)[:-1]
+
+
+def _no_argument(_reader: _Reader) -> None:
+    return None
+
+
+def _unsigned(size: int) -> Callable[[_Reader], int]:
+    return lambda reader: int.from_bytes(reader.take(size), "little")
+
+
+def _signed(reader: _Reader) -> int:
+    return int.from_bytes(reader.take(4), "little", signed=True)
+
+
+def _string(size: int) -> Callable[[_Reader], bytes]:
+    return lambda reader: reader.take(int.from_bytes(reader.take(size), "little"))
+
+
+def _name(reader: _Reader) -> _Name:
+    return _Name(reader.line(), reader.line())
 
 
 class _Machine:
@@ -75,16 +107,11 @@ class _Machine:
         self.memo: dict[int, Any] = {}
         self.finished = False
 
-    def step(self, name: str, argument: Any) -> None:
-        action = _ACTIONS.get(name)
-        if action is None:
-            raise DataError(f"not a batch of CIFAR's python version: it uses the pickle opcode {name}, refused")
-        action(self, argument)
-
-    def result(self) -> Any:
-        if not self.finished or self.set_aside or len(self.stack) != 1:
+    def result(self) -> dict[bytes, Any]:
+        if self.set_aside or len(self.stack) != 1:
             raise ValueError("the pickle is incomplete")
-        return self.stack[0]
+        value: dict[bytes, Any] = self.pop(dict)
+        return value
 
     def pop(self, kind: type[Any]) -> Any:
         value = self.stack.pop()
@@ -109,10 +136,6 @@ class _Machine:
 
 def _push(machine: _Machine, argument: Any) -> None:
     machine.stack.append(argument)
-
-
-def _push_bytes(machine: _Machine, argument: str) -> None:
-    machine.stack.append(argument.encode("latin-1"))
 
 
 def _proto(_machine: _Machine, argument: int) -> None:
@@ -167,21 +190,21 @@ def _set_items(machine: _Machine, _argument: Any) -> None:
     machine.peek(dict).update(zip(group[::2], group[1::2], strict=True))
 
 
-def _global(machine: _Machine, argument: str) -> None:
+def _global(machine: _Machine, argument: _Name) -> None:
     if argument not in (_RECONSTRUCT, _NDARRAY, _DTYPE):
-        raise DataError(f"not a batch of CIFAR's python version: it names {argument!r}, refused")
-    machine.stack.append(_Name(argument))
+        raise ValueError(f"it names {argument.module!r} {argument.name!r}, refused")
+    machine.stack.append(argument)
 
 
 def _reduce(machine: _Machine, _argument: Any) -> None:
     arguments = machine.pop(tuple)
     name = machine.pop(_Name)
-    if name.text == _RECONSTRUCT and arguments == (_Name(_NDARRAY), (0,), b"b"):
+    if name == _RECONSTRUCT and arguments == (_NDARRAY, (0,), b"b"):
         machine.stack.append(Array())
-    elif name.text == _DTYPE and arguments == (b"u1", 0, 1):
+    elif name == _DTYPE and arguments == (b"u1", 0, 1):
         machine.stack.append(_Dtype())
     else:
-        raise ValueError(f"{name.text} with arguments other than those of a uint8 array")
+        raise ValueError(f"{name.name!r} with arguments other than those of a uint8 array")
 
 
 def _build(machine: _Machine, _argument: Any) -> None:
@@ -211,34 +234,38 @@ def _stop(machine: _Machine, _argument: Any) -> None:
     machine.finished = True
 
 
-_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
-    "PROTO": _proto,
-    "MARK": lambda machine, _: machine.mark(),
-    "NONE": lambda machine, _: machine.stack.append(None),
-    "NEWTRUE": lambda machine, _: machine.stack.append(True),
-    "NEWFALSE": lambda machine, _: machine.stack.append(False),
-    "BININT": _push,
-    "BININT1": _push,
-    "BININT2": _push,
-    "SHORT_BINSTRING": _push_bytes,
-    "BINSTRING": _push_bytes,
-    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
-    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
-    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
-    "TUPLE": _tuple_of_group,
-    "TUPLE1": _tuple(1),
-    "TUPLE2": _tuple(2),
-    "TUPLE3": _tuple(3),
-    "APPEND": _append,
-    "APPENDS": _appends,
-    "SETITEM": _set_item,
-    "SETITEMS": _set_items,
-    "BINPUT": _put,
-    "LONG_BINPUT": _put,
-    "BINGET": _get,
-    "LONG_BINGET": _get,
-    "GLOBAL": _global,
-    "REDUCE": _reduce,
-    "BUILD": _build,
-    "STOP": _stop,
+def _constant(make: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _argument: machine.stack.append(make())
+
+
+_OPCODES: dict[bytes, tuple[Callable[[_Reader], Any], Callable[[_Machine, Any], None]]] = {
+    b"\x80": (_unsigned(1), _proto),
+    b"(": (_no_argument, lambda machine, _: machine.mark()),
+    b"N": (_no_argument, _constant(lambda: None)),
+    b"\x88": (_no_argument, _constant(lambda: True)),
+    b"\x89": (_no_argument, _constant(lambda: False)),
+    b"K": (_unsigned(1), _push),
+    b"M": (_unsigned(2), _push),
+    b"J": (_signed, _push),
+    b"U": (_string(1), _push),
+    b"T": (_string(4), _push),
+    b"}": (_no_argument, _constant(dict)),
+    b"]": (_no_argument, _constant(list)),
+    b")": (_no_argument, _constant(tuple)),
+    b"t": (_no_argument, _tuple_of_group),
+    b"\x85": (_no_argument, _tuple(1)),
+    b"\x86": (_no_argument, _tuple(2)),
+    b"\x87": (_no_argument, _tuple(3)),
+    b"a": (_no_argument, _append),
+    b"e": (_no_argument, _appends),
+    b"s": (_no_argument, _set_item),
+    b"u": (_no_argument, _set_items),
+    b"q": (_unsigned(1), _put),
+    b"r": (_unsigned(4), _put),
+    b"h": (_unsigned(1), _get),
+    b"j": (_unsigned(4), _get),
+    b"c": (_name, _global),
+    b"R": (_no_argument, _reduce),
+    b"b": (_no_argument, _build),
+    b".": (_no_argument, _stop),
 }

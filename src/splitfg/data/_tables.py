@@ -104,10 +104,12 @@ def _shape_problems(data: TableSet, frame: pd.DataFrame, target: str | None, fea
 
 
 def _column(column: pd.Series[Any], categorical: bool, problems: list[str]) -> pd.Series[Any]:
-    values = column if is_numeric_dtype(column.dtype) else column.astype("object")
-    present = values.notna() & ~values.isin(_MISSING)
+    values, present = column, column.notna()
+    if not is_numeric_dtype(column.dtype):
+        values = column.astype("object")
+        present &= ~values.isin(_MISSING)
     if categorical:
-        text = [str(v).strip() if there else None for v, there in zip(values, present, strict=True)]
+        text = [_label(v) if there else None for v, there in zip(values, present, strict=True)]
         return pd.Series(text, dtype="object", index=column.index)
     numbers = pd.to_numeric(values.where(present), errors="coerce").astype("float64")
     words = values[numbers.isna() & present]
@@ -128,7 +130,7 @@ def _narrowed(numbers: pd.Series[Any]) -> pd.Series[Any]:
 
 def _target(data: TableSet, column: pd.Series[Any], problems: list[str]) -> pd.Series[Any]:
     regression = data.task == "regression"
-    values = _column(column if regression else column.map(_plain_label), not regression, problems)
+    values = _column(column, not regression, problems)
     missing = int(values.isna().sum())
     if missing:
         problems.append(f"the target {column.name} is missing in {missing:,} rows")
@@ -140,9 +142,11 @@ def _target(data: TableSet, column: pd.Series[Any], problems: list[str]) -> pd.S
     return values
 
 
-def _plain_label(value: object) -> object:
-    """Whole numbers as ``3``, whether the file says 3 or 3.0."""
-    return int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value
+def _label(value: object) -> str:
+    """A category as text; whole numbers as ``3``, whether the file says 3 or 3.0."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
 
 
 def _note(data: TableSet, rows: int) -> str:

@@ -43,7 +43,7 @@ class Windows:
             raise DataError("no windows can be cut", problems)
 
     def __len__(self) -> int:
-        return (self.tokens.size - 1) // self.length
+        return max(0, self.tokens.size - 1) // self.length
 
     def take(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets (B, T), int64, of the windows with these numbers."""

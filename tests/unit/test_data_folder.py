@@ -1,0 +1,78 @@
+"""Where data is looked for and where it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from splitfg.data import DataError, cache_folder, data_folder, describe
+from splitfg.data._folder import DataFolder
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPLITFG_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+
+
+def test_variable_wins_over_cache(monkeypatch, tmp_path):
+    assert data_folder() == tmp_path / "cache" / "splitfg" / "data"
+    monkeypatch.setenv("SPLITFG_DATA", str(tmp_path / "mine"))
+    assert data_folder() == tmp_path / "mine"
+
+
+def test_cache_follows_the_platform(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "splitfg"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cache_folder() == Path.home() / "Library" / "Caches" / "splitfg"
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", "/local")
+    assert cache_folder() == Path("/local/splitfg")
+
+
+def test_a_named_folder_must_exist(monkeypatch, tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        DataFolder.at(tmp_path / "nowhere")
+    monkeypatch.setenv("SPLITFG_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="SPLITFG_DATA"):
+        DataFolder.at(None)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="is not a folder"):
+        DataFolder.at(tmp_path / "file")
+
+
+def test_the_default_folder_need_not_exist_yet(tmp_path):
+    place = DataFolder.at(None)
+    assert place.root == place.work == tmp_path / "cache" / "splitfg" / "data"
+    assert place.raw(describe("adult")) == []
+
+
+def test_a_read_only_folder_is_left_alone_and_has_its_own_place(tmp_path):
+    first, second = tmp_path / "a" / "data", tmp_path / "b" / "data"
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        folder.chmod(0o555)
+    places = [DataFolder.at(folder) for folder in (first, second)]
+    assert all(place.work.is_relative_to(tmp_path / "cache") for place in places)
+    assert places[0].work != places[1].work
+    assert DataFolder.at(first) == places[0]
+
+
+def test_raw_files_are_found_by_the_first_pattern_that_matches(tmp_path):
+    (tmp_path / "tabular").mkdir()
+    for name in ("adult.csv", "adult.parquet", "adult_other.parquet"):
+        (tmp_path / "tabular" / name).touch()
+    place = DataFolder.at(tmp_path)
+    assert place.raw(describe("adult")) == [tmp_path / "tabular" / "adult.parquet"]
+
+
+def test_raw_shards_come_together_and_splits_apart(tmp_path):
+    (tmp_path / "text").mkdir()
+    for name in ("wiki-train.1.u16.xz", "wiki-train.0.u16.xz", "wiki.valid.raw"):
+        (tmp_path / "text" / name).touch()
+    place = DataFolder.at(tmp_path)
+    shards = place.raw(describe("wikipedia"), "train")
+    assert [path.name for path in shards] == ["wiki-train.0.u16.xz", "wiki-train.1.u16.xz"]
+    assert [path.name for path in place.raw(describe("wikitext103"), "valid")] == ["wiki.valid.raw"]
+    assert place.raw(describe("wikitext103"), "train") == []

@@ -1,0 +1,206 @@
+"""Tables: the same content from parquet, csv and arff, and one error that lists everything that is wrong."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from splitfg.data import DataError, TableSet, describe, load_table, prepare, verify
+from splitfg.data._arff import read_arff
+
+PETS = TableSet(
+    name="pets",
+    title="Pets",
+    origin="",
+    licence="",
+    verified="",
+    raw=("tabular/pets.parquet",),
+    task="multiclass",
+    targets=("kind", "class"),
+    drop=("id",),
+    categorical=("coat colour", "toy"),
+    rows=5,
+    features=4,
+    classes=3,
+)
+FRAME = pd.DataFrame(
+    {
+        "id": [1, 2, 3, 4, 5],
+        "weight": [3.5, 0.1, np.nan, 12.0, 2.25],
+        "coat colour": ["red", "dark blue", None, "red", "it's"],
+        "legs": [4, 4, 2, 4, 0],
+        "toy": ["1", "0", "1", "1", None],
+        "kind": ["cat", "cat", "bird", "dog", "dog"],
+    }
+)
+ARFF = """% a comment
+@RELATION pets
+@ATTRIBUTE id INTEGER
+@attribute weight real
+@attribute 'coat colour' {red,'dark blue','it\\'s'}
+@attribute legs {0,2,4}
+@attribute toy {0,1}
+
+@attribute kind string
+@DATA
+1,3.5,red,4,1,cat
+2,0.1,'dark blue',4,0,cat
+% another comment
+3,?,?,2,1,bird
+4,12,red,4,1,dog
+
+5,2.25,'it\\'s',0,?,dog
+"""
+
+
+def write(folder, kind):
+    path = folder / f"pets.{kind}"
+    if kind == "parquet":
+        FRAME.to_parquet(path)
+    elif kind == "pq":
+        FRAME.assign(kind=FRAME["kind"].astype("category")).to_parquet(path)
+    elif kind == "csv":
+        path.write_text(FRAME.to_csv(index=False, na_rep="?").replace(",", ", "))
+    else:
+        path.write_text(ARFF)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "pq", "csv", "arff"])
+def test_the_same_table_from_every_format(tmp_path, kind):
+    prepare(PETS, write(tmp_path, kind), tmp_path)
+    table = load_table(PETS, tmp_path)
+    assert list(table.features.columns) == ["weight", "coat colour", "legs", "toy"]
+    assert table.categorical == ("coat colour", "toy")
+    assert table.features["coat colour"].tolist() == ["red", "dark blue", None, "red", "it's"]
+    assert table.features["toy"].tolist() == ["1", "0", "1", "1", None]
+    np.testing.assert_array_equal(table.features["weight"], [3.5, 0.1, np.nan, 12.0, 2.25])
+    np.testing.assert_array_equal(table.features["legs"], [4, 4, 2, 4, 0])
+    # 0.1 needs 64 bits, whole numbers do not: the type follows the values, not the file's format
+    assert [str(table.features[c].dtype) for c in ("weight", "legs")] == ["float64", "float32"]
+    assert table.classes == ("bird", "cat", "dog")
+    assert table.target.tolist() == [1, 1, 0, 2, 2]
+    assert table.note == ""
+    assert verify(PETS, tmp_path) == []
+
+
+def test_a_subset_is_accepted_and_noted(tmp_path):
+    FRAME.iloc[:4].to_parquet(tmp_path / "pets.parquet")
+    prepare(PETS, tmp_path / "pets.parquet", tmp_path)
+    assert load_table(PETS, tmp_path).note == "subset: 4 of 5 rows"
+
+
+def test_regression_targets_are_values(tmp_path):
+    heights = dataclasses.replace(
+        PETS, task="regression", targets=("weight",), drop=("id", "kind"), classes=None, features=3
+    )
+    FRAME.dropna(subset="weight").to_csv(tmp_path / "pets.csv", index=False)
+    prepare(heights, tmp_path / "pets.csv", tmp_path)
+    table = load_table(heights, tmp_path)
+    assert table.target.dtype == np.float64
+    assert table.target.tolist() == [3.5, 0.1, 12.0, 2.25]
+    assert table.classes == ()
+
+
+def test_number_like_labels_are_ordered_as_numbers_and_written_the_same(tmp_path):
+    entry = dataclasses.replace(PETS, targets=("legs",), drop=("id", "kind"), features=3)
+    for legs in ([10.0, 9.0, 2.0, 9.0, 10.0], [10, 9, 2, 9, 10], ["10", "9", "2", "9", "10"]):
+        FRAME.assign(legs=legs).to_parquet(tmp_path / "pets.parquet")
+        prepare(entry, tmp_path / "pets.parquet", tmp_path)
+        table = load_table(entry, tmp_path)
+        assert table.classes == ("2", "9", "10")
+        assert table.target.tolist() == [2, 1, 0, 1, 2]
+
+
+def problems_of(frame, tmp_path, entry=PETS):
+    frame.to_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(DataError) as caught:
+        prepare(entry, tmp_path / "bad.parquet", tmp_path)
+    assert not (tmp_path / "prepared" / entry.name).exists()
+    return caught.value.problems
+
+
+def test_everything_wrong_with_the_columns_is_listed(tmp_path):
+    problems = problems_of(FRAME.drop(columns=["kind", "toy"]).iloc[:0], tmp_path)
+    assert len(problems) == 3
+    assert any("no target column (kind or class)" in p for p in problems)
+    assert any("no column toy" in p for p in problems)
+    assert "no rows" in problems
+
+
+def test_everything_wrong_with_the_values_is_listed(tmp_path):
+    frame = FRAME.assign(
+        weight=["a", "1", "2", "b", "3"], legs=[1.0, np.inf, 2.0, -np.inf, 3.0], kind=["cat", "dog", None, "cat", "dog"]
+    )
+    problems = problems_of(frame, tmp_path)
+    assert len(problems) == 4
+    assert any("weight must be numeric; it holds a, b" in p for p in problems)
+    assert any("legs holds 2 infinite" in p for p in problems)
+    assert any("missing in 1 rows" in p for p in problems)
+    assert any("2 classes (cat, dog); 3 belong there" in p for p in problems)
+
+
+def test_wrong_counts(tmp_path):
+    assert problems_of(FRAME.assign(more=1), tmp_path) == ("5 features; 4 belong there",)
+    double = pd.concat([FRAME, FRAME], ignore_index=True)
+    assert problems_of(double, tmp_path) == ("10 rows; the complete set has 5",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("x.parquet", b"PAR1 no parquet at all PAR1", "damaged"),
+        ("x.parquet", b"", "damaged"),
+        ("x.csv", b"", "damaged"),
+        ("x.csv", b"a,b\n1,2,3\n4\n5,6,7,8\n", "damaged"),
+        ("x.csv", b"\xff\xfe\x00a,b", "damaged"),
+        ("x.arff", b"", "no @data"),
+        ("x.arff", b"\xff\xfe", "UTF-8"),
+        ("x.xlsx", b"", "parquet, csv or arff"),
+        ("x", b"", "parquet, csv or arff"),
+    ],
+)
+def test_unreadable_files_are_one_clear_error(tmp_path, name, content, complaint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=complaint):
+        prepare(PETS, tmp_path / name, tmp_path)
+
+
+def test_a_folder_is_no_table(tmp_path):
+    with pytest.raises(DataError, match="not one table file"):
+        prepare(PETS, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("@relation x\n@attribute a real\n@data\n1,2\n", "2 values for 1 attributes"),
+        ("@relation x\n@attribute a real\n@data\n{0 1}\n", "sparse"),
+        ("@relation x\n@attribute a {u,v}\n@data\nw\n", "undeclared values: w"),
+        ("@relation x\n@attribute a real\n@data\nw\n", "declared numeric"),
+        ("@relation x\n@attribute a date\n@data\n1\n", "type 'date'"),
+        ("@relation x\n@attribute\n@data\n1\n", "cannot read the attribute"),
+        ("a,b\n1,2\n", "not an ARFF header"),
+        ("@relation x\n@attribute a real\n", "no @data"),
+    ],
+)
+def test_what_arff_may_not_hold(tmp_path, text, complaint):
+    (tmp_path / "x.arff").write_text(text)
+    with pytest.raises(DataError, match=complaint):
+        read_arff(tmp_path / "x.arff")
+
+
+def test_arff_quotes(tmp_path):
+    text = '@relation x\n@attribute "a b" {"x, y","q\'s"}\n@attribute c string\n@data\n"x, y",plain\n"x, y","?"\n'
+    (tmp_path / "x.arff").write_text(text)
+    frame = read_arff(tmp_path / "x.arff")
+    assert list(frame.columns) == ["a b", "c"]
+    assert frame["a b"].tolist() == ["x, y", "x, y"]
+    assert frame["c"].tolist() == ["plain", "?"]  # in quotes it is a value
+
+
+def test_loaders_check_the_kind(tmp_path):
+    with pytest.raises(DataError, match="not what this loader reads"):
+        load_table("wikipedia", tmp_path)
+    assert describe("adult").targets == ("income", "class")

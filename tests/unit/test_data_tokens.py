@@ -1,0 +1,229 @@
+"""Token files and raw lines to one stream, with a small vocabulary; the token reader is fuzzed."""
+
+import json
+import lzma
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from splitfg.data import DataError, TextSet, TextSplit, load_tokens, prepare, verify
+from splitfg.data import _tokens as tokens_module
+from splitfg.data._bpe import encode_lines, read_encoding
+from splitfg.data._catalogue_text import WIKIPEDIA, WIKITEXT103
+from splitfg.data._text import _refuse_mistaken, build_split
+
+
+def corpus(count=None, vocabulary=1000, splits=("train",)):
+    entries = tuple(TextSplit(s, (f"wiki.{s}.raw",), (f"small-{s}*.u16*",), count) for s in splits)
+    return TextSet(
+        name="small", title="Small", origin="", licence="", verified="", vocabulary=vocabulary, splits=entries
+    )
+
+
+def write_ids(path, ids, dtype="<u2"):
+    blob = np.asarray(ids, dtype=dtype).tobytes()
+    path.write_bytes(lzma.compress(blob) if path.name.endswith(".xz") else blob)
+    return path
+
+
+IDS = [5, 999, 0, 7, 7, 256, 1]
+
+
+@pytest.mark.parametrize("name", ["small-train.u16", "small-train.u16.xz", "anything.bin", "x.train.bin.xz"])
+def test_one_file(tmp_path, name):
+    prepare(corpus(7), write_ids(tmp_path / name, IDS), tmp_path)
+    tokens = load_tokens(corpus(7), "train", tmp_path)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == IDS
+    assert not tokens.flags.writeable
+    assert verify(corpus(7), tmp_path) == []
+
+
+def test_shards_are_joined_by_number_not_by_name(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for i in range(12):
+        write_ids(source / f"small-train.{i}.u16.xz", [i, i + 1])
+    write_ids(source / "small-valid.u16", [9, 9])
+    prepare(corpus(), source, tmp_path)
+    assert load_tokens(corpus(), "train", tmp_path).tolist() == [n for i in range(12) for n in (i, i + 1)]
+
+
+@pytest.mark.parametrize("numbers", [(0, 2), (2, 3), ("a", "b"), (1, "01")])
+def test_shards_with_gaps_or_without_numbers_are_refused(tmp_path, numbers):
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in numbers:
+        write_ids(source / f"small-train.{number}.u16", IDS)
+    with pytest.raises(DataError, match="numbered without gaps"):
+        prepare(corpus(), source, tmp_path)
+
+
+def test_splits_are_prepared_one_by_one_and_kept(tmp_path):
+    entry = corpus(splits=("train", "valid"))
+    prepare(entry, write_ids(tmp_path / "my.train.u16", IDS), tmp_path)
+    with pytest.raises(DataError, match="small valid is not in"):
+        load_tokens(entry, "valid", tmp_path)
+    prepare(entry, write_ids(tmp_path / "my-validation.bin", IDS[:3]), tmp_path)
+    assert load_tokens(entry, "train", tmp_path).tolist() == IDS
+    assert load_tokens(entry, "valid", tmp_path).tolist() == IDS[:3]
+    with pytest.raises(DataError, match="has no split 'test'; it has train, valid"):
+        load_tokens(entry, "test", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokens.u16", "train-and-test.u16", "train.tokens", "train.npy"])
+def test_a_file_that_cannot_be_placed_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match="recognised by name"):
+        prepare(corpus(splits=("train", "test")), write_ids(tmp_path / name, IDS), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("blob", "complaint"),
+    [
+        (struct.pack("<3H", 5, 1000, 7), "token id 1000 at position 1 is beyond the vocabulary of 1,000"),
+        (b"\x01\x00\x02", "odd number of bytes"),
+        (b"", "no tokens"),
+        (np.array([3, 1, 2], "<i4").tobytes(), "32-bit"),
+        (np.array([3, 1, 2], "<i8").tobytes(), "32-bit"),
+        (b"\x93NUMPY\x01\x00", "npy file"),
+        (b"PK\x03\x04....", "zip archive"),
+        (lzma.compress(b"\x01\x00"), "without the ending"),
+    ],
+)
+def test_what_is_no_token_file(tmp_path, blob, complaint):
+    (tmp_path / "train.u16").write_bytes(blob)
+    with pytest.raises(DataError, match=complaint):
+        prepare(corpus(), tmp_path / "train.u16", tmp_path)
+    assert not (tmp_path / "prepared" / "small" / "train").exists()
+
+
+@pytest.mark.parametrize("count", [3, 6, 8])
+def test_a_wrong_number_of_tokens_is_refused(tmp_path, count):
+    with pytest.raises(DataError, match="belong there"):
+        prepare(corpus(count), write_ids(tmp_path / "train.u16", IDS), tmp_path)
+
+
+def test_twice_the_number_hints_at_the_width(tmp_path):
+    path = write_ids(tmp_path / "train.u16", IDS, "<u4")
+    with pytest.raises(DataError, match="save them as uint16"):
+        prepare(corpus(7), path, tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 20, 40])
+def test_truncated_xz(tmp_path, keep):
+    blob = lzma.compress(np.arange(500, dtype="<u2").tobytes())
+    (tmp_path / "train.u16.xz").write_bytes(blob[:keep])
+    with pytest.raises(DataError, match="truncated or damaged"):
+        prepare(corpus(), tmp_path / "train.u16.xz", tmp_path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(blob=st.binary(max_size=64), compressed=st.booleans(), flip=st.integers(0, 200), block=st.integers(1, 9))
+def test_any_bytes_are_read_exactly_or_refused(tmp_path, monkeypatch, blob, compressed, flip, block):
+    monkeypatch.setattr(tokens_module, "_BLOCK", block)
+    path = tmp_path / ("train.u16.xz" if compressed else "train.u16")
+    data = bytearray(lzma.compress(blob) if compressed else blob)
+    if compressed and flip < len(data):
+        data[flip] ^= 0x10
+    path.write_bytes(data)
+    try:
+        prepare(corpus(vocabulary=2**16), path, tmp_path)
+    except DataError:
+        return
+    tokens = load_tokens(corpus(), "train", tmp_path)
+    assert tokens.tobytes() == blob
+    assert len(blob) % 2 == 0
+
+
+def test_the_stand_in_never_passes_for_the_real_corpus():
+    known = WIKIPEDIA.splits[0]
+    with pytest.raises(DataError, match="stand-in"):
+        _refuse_mistaken(WIKITEXT103, WIKITEXT103.splits[0], known.sha256)
+    with pytest.raises(DataError, match="not the known ones"):
+        _refuse_mistaken(WIKIPEDIA, known, "0" * 64)
+    _refuse_mistaken(WIKIPEDIA, known, known.sha256)
+
+
+# -- Raw lines, with an encoding small enough to check by hand. ----------------------------------------------------
+
+
+def letters():
+    """GPT-2's letters for bytes: Latin-1's printable ones stand for themselves, the rest follow from U+0100."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in own]
+    return {**{b: chr(b) for b in own}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def write_encoding(folder, merges):
+    folder.mkdir(parents=True, exist_ok=True)
+    spelled = [[letters()[byte] for byte in half] for merge in merges for half in merge]
+    pairs = list(zip(map("".join, spelled[::2]), map("".join, spelled[1::2]), strict=True))
+    tokens = [*letters().values(), *(a + b for a, b in pairs), "<|endoftext|>"]
+    (folder / "encoder.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in pairs), "utf-8")
+    return folder
+
+
+MERGES = [(b"t", b"h"), (b"th", b"e"), (b" ", b"the")]
+NUMBER = {byte: i for i, byte in enumerate(letters())}
+TH, THE, SPACE_THE, END = 256, 257, 258, 259
+
+
+def test_lines_become_tokens_as_in_the_paper(tmp_path):
+    encoding = read_encoding(write_encoding(tmp_path, MERGES))
+    lines = [b" = the = \n", b" \n", b"\n", b" the tha\n", b"\t \n", b"\xc3\xa9"]
+    b = NUMBER
+    expected = [
+        *[b[32], b[61], SPACE_THE, b[32], b[61], b[32], b[10], END],
+        *[SPACE_THE, b[32], TH, b[97], b[10], END],
+        *[b[0xC3], b[0xA9], END],
+    ]
+    assert np.concatenate(list(encode_lines(lines, encoding))).tolist() == expected
+
+
+def test_a_file_of_lines_becomes_a_counted_stream(tmp_path):
+    encoding = read_encoding(write_encoding(tmp_path / "bpe", MERGES))
+    path = tmp_path / "wiki.train.raw"
+    path.write_bytes(b" the\n \n the the\n" * 5000)  # several blocks of lines
+    events = []
+    (tmp_path / "out").mkdir()
+    entry = corpus(count=35_000)
+    built = build_split(
+        entry, entry.splits[0], [path], tmp_path / "out", lambda: encoding, lambda *event: events.append(event)
+    )
+    ids = np.fromfile(tmp_path / "out" / "tokens.u16", "<u2")
+    line = [SPACE_THE, NUMBER[10], END, SPACE_THE, SPACE_THE, NUMBER[10], END]
+    assert ids.tolist() == line * 5000
+    assert built.counts == {"tokens": 35_000}
+    assert events[-1] == ("wiki.train.raw", path.stat().st_size, path.stat().st_size)
+
+
+def test_text_that_looks_like_the_separator_stays_text(tmp_path):
+    encoding = read_encoding(write_encoding(tmp_path, MERGES))
+    (ids,) = encode_lines([b"<|endoftext|>\n"], encoding)
+    assert ids.tolist().count(END) == 1
+    assert len(ids) == len("<|endoftext|>\n") + 1
+
+
+def test_text_must_be_utf8(tmp_path):
+    encoding = read_encoding(write_encoding(tmp_path, MERGES))
+    with pytest.raises(DataError, match="line 2 is not UTF-8"):
+        list(encode_lines([b"fine\n", b"\xff\n"], encoding))
+
+
+def test_files_of_the_encoding_must_agree(tmp_path):
+    folder = write_encoding(tmp_path, MERGES)
+    listed = json.loads((folder / "encoder.json").read_text())
+    listed["th"], listed["the"] = listed["the"], listed["th"]
+    (folder / "encoder.json").write_text(json.dumps(listed))
+    with pytest.raises(DataError, match="disagree"):
+        read_encoding(folder)
+    (folder / "encoder.json").write_text("[]")
+    with pytest.raises(DataError, match="does not hold"):
+        read_encoding(folder)
+    with pytest.raises(DataError, match="does not hold"):
+        read_encoding(Path("nowhere"))
