@@ -1,22 +1,19 @@
 """The step around an estimate: clipping, ``.grad``, parameter groups with rho, optimizers and schedules."""
 
 from splitfg.training._grads import clip, write_grads
-from splitfg.training._groups import momentum, parameter_groups
+from splitfg.training._groups import block_weights, check_rho, momentum, parameter_groups
 from splitfg.training._lagged import LaggedRMSOptimizer
-from splitfg.training._optimizers import SGD, Adam, AdamW, LaggedRMS, Muon, OptimizerRecipe
+from splitfg.training._pair import OptimizerPair
 from splitfg.training._schedule import Constant, CosineWithWarmup, Schedule
 
 __all__ = [
-    "SGD",
-    "Adam",
-    "AdamW",
     "Constant",
     "CosineWithWarmup",
-    "LaggedRMS",
     "LaggedRMSOptimizer",
-    "Muon",
-    "OptimizerRecipe",
+    "OptimizerPair",
     "Schedule",
+    "block_weights",
+    "check_rho",
     "clip",
     "momentum",
     "parameter_groups",

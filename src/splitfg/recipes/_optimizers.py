@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from splitfg._split import Split
-from splitfg.training._groups import block_weights, parameter_groups
-from splitfg.training._lagged import LaggedRMSOptimizer
+    from splitfg._split import Split
 
 
 class OptimizerRecipe(ABC):
@@ -32,6 +30,10 @@ class Adam(OptimizerRecipe):
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.Adam`."""
+        import torch
+
+        from splitfg.training import parameter_groups
+
         groups = parameter_groups(split, lr=self.lr, rho=rho)
         return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
@@ -47,6 +49,10 @@ class AdamW(OptimizerRecipe):
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.AdamW`."""
+        import torch
+
+        from splitfg.training import parameter_groups
+
         groups = parameter_groups(split, lr=self.lr, rho=rho)
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
 
@@ -60,6 +66,10 @@ class SGD(OptimizerRecipe):
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.SGD`."""
+        import torch
+
+        from splitfg.training import parameter_groups
+
         groups = parameter_groups(split, lr=self.lr, rho=rho)
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
 
@@ -76,6 +86,8 @@ class LaggedRMS(OptimizerRecipe):
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`~splitfg.training.LaggedRMSOptimizer`."""
+        from splitfg.training import LaggedRMSOptimizer, parameter_groups
+
         groups = parameter_groups(split, lr=self.lr, rho=rho)
         return LaggedRMSOptimizer(groups, lr=self.lr, beta=self.beta, eps=self.eps, a_min=self.a_min, a_max=self.a_max)
 
@@ -101,6 +113,10 @@ class Muon(OptimizerRecipe):
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """Both optimizers behind one interface."""
+        import torch
+
+        from splitfg.training import OptimizerPair, block_weights, parameter_groups
+
         matrices = block_weights(split)
         chosen = {id(p) for p in matrices}
         rest = parameter_groups(split, lr=self.lr, rho=rho)
@@ -111,32 +127,4 @@ class Muon(OptimizerRecipe):
             return adam
         group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "rho": rho}
         muon = torch.optim.Muon([group], lr=self.lr, momentum=self.momentum, weight_decay=0.0, adjust_lr_fn=self.adjust)
-        return _Both(muon, adam)
-
-
-class _Both(torch.optim.Optimizer):
-    """Two optimizers over disjoint parameters, stepped, saved and scheduled as one."""
-
-    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
-        self._parts = (first, second)
-        super().__init__([*first.param_groups, *second.param_groups], {})
-        # The very groups of the parts, so that a schedule that sets a group's rate reaches them.
-        self.param_groups = [*first.param_groups, *second.param_groups]
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for part in self._parts:
-            part.step()
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self._parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self._parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        self.param_groups = [g for part in self._parts for g in part.param_groups]
+        return OptimizerPair(muon, adam)

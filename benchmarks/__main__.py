@@ -1,0 +1,108 @@
+"""``make bench``: print the ratios and record them with date, versions and device."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks._cases import Case, flat_head, gpt, tabm, toy
+from benchmarks._measure import interleaved_ms, peak_mib
+from splitfg import Backprop, ForwardMode, FrozenTrunk, GradientLearner, LinearHead, SplitFG
+from splitfg.estimators import Estimator
+from splitfg.recipes import Adam
+
+Step = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {
+        "step": [_step_ratios(make(device), args.repeats) for make in (toy, tabm, gpt)],
+        "chunk": _chunk_ratios(gpt(device), args.repeats),
+        "head": _head_ratios(flat_head(device), args.repeats),
+    }
+    _print(found)
+    _record(args.out, device, found)
+
+
+def _training_step(case: Case, estimator: Estimator) -> Step:
+    learner = GradientLearner(case.split, estimator, Adam(lr=1e-5).build(case.split, rho=0.03))
+    generator = torch.Generator(case.x.device).manual_seed(0)
+    return lambda: learner.step(case.x, case.y, generator=generator)
+
+
+def _step_ratios(case: Case, repeats: int) -> dict[str, object]:
+    """Split-FG at several K, and the frozen trunk, against backprop: whole training steps."""
+    estimators: dict[str, Estimator] = {"backprop": Backprop(), "frozen": FrozenTrunk()}
+    estimators |= {f"split_fg_k{K}": SplitFG(K) for K in (1, 4, 8)}
+    ms = interleaved_ms({n: _training_step(case, e) for n, e in estimators.items()}, repeats=repeats)
+    return {"case": case.name, "ms": ms, "ratio_to_backprop": {n: t / ms["backprop"] for n, t in ms.items()}}
+
+
+def _chunk_ratios(case: Case, repeats: int) -> dict[str, object]:
+    """K = 8 tangents one after another against all at once, beside backprop: time and memory of an estimate."""
+    generator = torch.Generator(case.x.device).manual_seed(0)
+
+    def estimate(estimator: Estimator) -> Step:
+        return lambda: estimator(case.split, case.x, case.y, generator=generator)
+
+    steps = {
+        "backprop": estimate(Backprop()),
+        "backprop_closed_head": estimate(Backprop(closed_head=True)),
+        "split_fg_k8_chunk1": estimate(SplitFG(8, engine=ForwardMode(chunk=1))),
+        "split_fg_k8_chunk8": estimate(SplitFG(8)),
+        "split_fg_k1_chunk1": estimate(SplitFG(1)),
+    }
+    ms = interleaved_ms(steps, repeats=repeats)
+    return {"case": case.name, "ms": ms, "peak_mib": {n: peak_mib(s) for n, s in steps.items()}}
+
+
+def _head_ratios(case: Case, repeats: int) -> dict[str, object]:
+    """The closed-form head in row chunks against one chunk, and against autograd on the full logits."""
+    layer = case.split.head.layers[0]  # type: ignore[attr-defined]
+
+    def closed(rows: int) -> Step:
+        head = LinearHead(layer, rows=rows)
+        return lambda: head(case.x, case.y)
+
+    def autograd() -> object:
+        h = case.x.detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(layer(h), case.y)
+        return torch.autograd.grad(loss, [h, layer.weight, layer.bias])
+
+    steps: dict[str, Step] = {"autograd": autograd} | {f"rows{rows}": closed(rows) for rows in (512, 128, 32)}
+    ms = interleaved_ms(steps, repeats=repeats)
+    return {"case": "512 rows, 50,257 classes", "ms": ms, "peak_mib": {n: peak_mib(s) for n, s in steps.items()}}
+
+
+def _print(found: dict[str, object]) -> None:
+    print(json.dumps(found, indent=2, default=str))
+
+
+def _record(out: Path, device: str, found: dict[str, object]) -> None:
+    name = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        **found,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Gradient methods as recipes: what a config says, and the estimator built from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from splitfg.estimators import Estimator
+    from splitfg.tangents import RunningMagnitude, TangentLaw
+
+
+@dataclass(frozen=True)
+class GaussianLaw:
+    """v ~ N(0, I)."""
+
+    def build(self) -> tuple[TangentLaw, None]:
+        """:class:`~splitfg.Gaussian`."""
+        from splitfg.tangents import Gaussian
+
+        return Gaussian(), None
+
+
+@dataclass(frozen=True)
+class RademacherLaw:
+    """v_i = ±1."""
+
+    def build(self) -> tuple[TangentLaw, None]:
+        """:class:`~splitfg.Rademacher`."""
+        from splitfg.tangents import Rademacher
+
+        return Rademacher(), None
+
+
+@dataclass(frozen=True)
+class OrthogonalLaw:
+    """K mutually orthogonal tangents."""
+
+    def build(self) -> tuple[TangentLaw, None]:
+        """:class:`~splitfg.Orthogonal`."""
+        from splitfg.tangents import Orthogonal
+
+        return Orthogonal(), None
+
+
+@dataclass(frozen=True)
+class ConditionedLaw:
+    """Coordinates scaled by a running gradient magnitude to a power."""
+
+    beta: float = 0.99
+    power: float = 1.0
+    floor: float = 0.1
+
+    def build(self) -> tuple[TangentLaw, RunningMagnitude]:
+        """:class:`~splitfg.Conditioned`, with the magnitude that the learner must update."""
+        from splitfg.tangents import Conditioned, RunningMagnitude
+
+        magnitude = RunningMagnitude(self.beta)
+        return Conditioned(magnitude, self.power, self.floor), magnitude
+
+
+LawRecipe: TypeAlias = GaussianLaw | RademacherLaw | OrthogonalLaw | ConditionedLaw
+
+
+class MethodRecipe(ABC):
+    """Settings of a gradient method; :meth:`build` makes its estimator."""
+
+    @abstractmethod
+    def build(self) -> tuple[Estimator, RunningMagnitude | None]:
+        """The estimator, and the running magnitude its tangents read, if they do."""
+
+
+@dataclass(frozen=True)
+class FrozenMethod(MethodRecipe):
+    """The trunk stays as it is; the head is trained exactly."""
+
+    def build(self) -> tuple[Estimator, None]:
+        """:class:`~splitfg.FrozenTrunk`."""
+        from splitfg.estimators import FrozenTrunk
+
+        return FrozenTrunk(), None
+
+
+@dataclass(frozen=True)
+class BackpropMethod(MethodRecipe):
+    """Reverse mode through everything."""
+
+    closed_head: bool = False
+    readout_only: bool = False
+
+    def build(self) -> tuple[Estimator, None]:
+        """:class:`~splitfg.Backprop`."""
+        from splitfg.estimators import Backprop
+
+        return Backprop(self.closed_head, self.readout_only), None
+
+
+@dataclass(frozen=True)
+class SplitFGMethod(MethodRecipe):
+    """Exact head, K tangents in the trunk; ``chunk`` of them ride together."""
+
+    K: int = 4
+    chunk: int | None = None
+    law: LawRecipe = field(default_factory=GaussianLaw)
+
+    def build(self) -> tuple[Estimator, RunningMagnitude | None]:
+        """:class:`~splitfg.SplitFG`."""
+        from splitfg.engines import ForwardMode
+        from splitfg.estimators import SplitFG
+
+        law, magnitude = self.law.build()
+        return SplitFG(self.K, law, ForwardMode(self.chunk)), magnitude
+
+
+@dataclass(frozen=True)
+class PureFGMethod(MethodRecipe):
+    """K tangents over trunk and head alike."""
+
+    K: int = 4
+    chunk: int | None = None
+
+    def build(self) -> tuple[Estimator, None]:
+        """:class:`~splitfg.ForwardGradient`."""
+        from splitfg.engines import ForwardMode
+        from splitfg.estimators import ForwardGradient
+
+        return ForwardGradient(self.K, engine=ForwardMode(self.chunk)), None
+
+
+@dataclass(frozen=True)
+class EvolutionMethod(MethodRecipe):
+    """K antithetic pairs of evaluations at distance sigma."""
+
+    K: int = 4
+    sigma: float = 1e-3
+
+    def build(self) -> tuple[Estimator, None]:
+        """:class:`~splitfg.EvolutionStrategy`."""
+        from splitfg.estimators import EvolutionStrategy
+
+        return EvolutionStrategy(self.K, self.sigma), None
