@@ -46,4 +46,4 @@ class Layout:
         """Views by name: ``(..., P)`` gives entries of shape ``(..., *shape)``."""
         parts = flat.split(self.sizes, dim=-1)
         lead = flat.shape[:-1]
-        return {n: p.view(*lead, *s) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}
+        return {n: p.view((*lead, *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}

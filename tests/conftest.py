@@ -1,0 +1,6 @@
+"""What every test shares: property tests that draw the same examples on every machine."""
+
+from hypothesis import settings
+
+settings.register_profile("splitfg", deadline=None, derandomize=True, max_examples=30, database=None)
+settings.load_profile("splitfg")
