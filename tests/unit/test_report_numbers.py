@@ -17,6 +17,7 @@ from splitfg.report._numbers import (
     measured,
     number,
     plus_minus,
+    quoted,
     signed,
     significant,
     summarise,
@@ -71,6 +72,21 @@ def test_spread_is_printed_only_where_there_is_one():
     assert measured(summarise([1.0, 3.0]), 1) == "2.0 ± 1.4 (2)"
     with pytest.raises(ValueError, match="no value"):
         measured(summarise([]), 1)
+
+
+@pytest.mark.parametrize(
+    ("paper", "text"),
+    [
+        (Paper(2.4), "2.4"),
+        (Paper(0.7162), "0.7162"),
+        (Paper(0.71625), "0.7163"),
+        (Paper(61.0, 0.25), "61.00 ± 0.25"),
+        (Paper(811), "811"),
+        (Paper(40128.9), "40,128.9"),
+    ],
+)
+def test_the_paper_is_quoted_with_no_more_digits_than_it_prints(paper, text):
+    assert quoted(paper, 4) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.3, "+0.3"), (-0.3, "−0.3"), (0.01, "0.0"), (-0.01, "0.0")])

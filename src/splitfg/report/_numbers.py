@@ -66,6 +66,12 @@ def plus_minus(mean: float, std: float | None, decimals: int) -> str:
     return text if std is None else f"{text} ± {number(std, decimals)}"
 
 
+def quoted(paper: Paper, decimals: int) -> str:
+    """What the paper prints, with no more digits than it prints: 2.4 does not become 2.4000."""
+    printed = max(_decimals(value) for value in (paper.mean, paper.std) if value is not None)
+    return plus_minus(paper.mean, paper.std, min(decimals, printed))
+
+
 def measured(summary: Summary, decimals: int) -> str:
     """``61.9 ± 0.3 (5)``: mean, standard deviation and how many runs."""
     if summary.mean is None:
@@ -106,6 +112,10 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def _decimals(value: float) -> int:
+    return len(f"{value!r}".partition(".")[2]) if abs(value) < _LONGEST else 0
 
 
 def _percent(ratio: float) -> str:

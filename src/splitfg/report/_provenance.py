@@ -27,7 +27,9 @@ def provenance(runs: Sequence[RunRecord]) -> Provenance | None:
     seeds, dates = _ranges(run.report.seed for run in runs), _dates(runs)
     devices, versions = _counted(run.report.device for run in runs), _versions(runs)
     revisions = _counted(_revision(run) for run in runs)
-    line = f"{count}, seeds {seeds}, {devices}, {dates}, {versions}, revision {revisions}"
+    line = (
+        f"{count}, seed{'' if seeds.isdigit() else 's'} {seeds}, {devices}, {dates}, {versions}, revision {revisions}"
+    )
     facts = (
         ("Runs", f"{count}, {duration(sum(run.report.wall_s for run in runs))} in all"),
         ("Seeds", seeds),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from splitfg.experiments.spec import Cell, Paper, Table
 from splitfg.report._groups import PresetRuns, Variant, metric_summary
-from splitfg.report._numbers import Summary, difference, measured, plus_minus
+from splitfg.report._numbers import Summary, difference, measured, quoted
 from splitfg.report._provenance import Provenance, provenance
 from splitfg.runs.results import RunRecord
 
@@ -165,7 +165,7 @@ def _view_variant(variant: Variant, metric: str, decimals: int, marks: Mapping[t
 
 
 def _paper(paper: Paper | None, table: Table) -> str:
-    return "" if paper is None else plus_minus(paper.mean, paper.std, table.decimals)
+    return "" if paper is None else quoted(paper, table.decimals)
 
 
 def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table) -> CellView:
