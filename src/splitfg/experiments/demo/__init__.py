@@ -27,7 +27,7 @@ class Demo:
     rho: float = 1.0
 
 
-_METHODS = {
+_METHODS: dict[str, tuple[str, FrozenMethod | SplitFGMethod | BackpropMethod]] = {
     "frozen": ("Frozen trunk, exact head", FrozenMethod()),
     "split_fg": ("Split-FG, K = 8", SplitFGMethod(K=8)),
     "backprop": ("Backprop", BackpropMethod()),

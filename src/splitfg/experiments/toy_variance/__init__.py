@@ -66,11 +66,7 @@ EXPERIMENT = Experiment(
     title="Variance at the split",
     source="Section 4.1, Table 5 and Figure 2",
     runner="splitfg.experiments.toy_variance.run:run",
-    presets=tuple(
-        _preset(c, loss)
-        for loss in ("cross_entropy", "squared_error")
-        for c in CLASSES  # type: ignore[arg-type]
-    ),
+    presets=tuple(_preset(c, loss) for loss in ("cross_entropy", "squared_error") for c in CLASSES),
     tables=(
         _table(
             "cross_entropy",
