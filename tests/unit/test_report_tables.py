@@ -45,9 +45,10 @@ def cell(*runs: RunRecord, paper: Paper | None = None, seeds: tuple[int, ...] = 
     return view_table(table, groups(*runs, seeds=seeds)).rows[0].cells[0]
 
 
-def grid(rows: list[list[Cell]], *runs: RunRecord, better: Any = "higher") -> TableView:
+def grid(rows: list[list[Cell]], *runs: RunRecord, better: Any = "higher", best_in: Any = "row") -> TableView:
     columns = tuple(f"c{j}" for j in range(len(rows[0])))
-    table = Table("t", "T", columns, tuple(Row(f"r{i}", tuple(cells)) for i, cells in enumerate(rows)), better=better)
+    made = tuple(Row(f"r{i}", tuple(cells)) for i, cells in enumerate(rows))
+    table = Table("t", "T", columns, made, better=better, best_in=best_in)
     return view_table(table, groups(*runs))
 
 
@@ -160,6 +161,17 @@ class TestOverrides:
         assert set(config_changes(Config(), recorded)) == {"K=absent (preset: 8)", "clip=1.0 (preset: absent)"}
 
 
+class TestDigits:
+    def test_a_cell_may_have_digits_of_its_own(self):
+        rows = [[Cell("a", "accuracy", Paper(1.25), decimals=2), Cell("b", "accuracy")]]
+        first, second = grid(rows, run("a", 1.234), run("b", 1.234)).rows[0].cells
+        assert (first.text, first.paper, second.text) == ("1.23 (1)", "1.25", "1.2 (1)")
+
+    def test_ties_are_judged_at_the_digits_shown(self):
+        rows = [[Cell("a", "accuracy", decimals=0), Cell("b", "accuracy", decimals=0)]]
+        assert best(grid(rows, run("a", 1.1), run("b", 1.2))) == [(0, 0), (0, 1)]
+
+
 class TestBest:
     def test_methods_along_a_row_compete_within_the_row(self):
         rows = [[Cell(p, "accuracy") for p in "abc"], [Cell(p, "accuracy") for p in "def"]]
@@ -168,7 +180,7 @@ class TestBest:
 
     def test_settings_along_a_column_compete_within_the_column(self):
         rows = [[Cell(a, "accuracy"), Cell(b, "accuracy")] for a, b in ("ad", "be", "cf")]
-        view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)))
+        view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)), best_in="column")
         assert best(view) == [(0, 1), (1, 0)]
 
     def test_different_metrics_never_compete(self):
@@ -179,6 +191,7 @@ class TestBest:
             run("a", None, metrics=metrics),
             run("b", None, metrics={"nll": 2.0, "ppl": 2.0, "ms": 2.0}),
             better="lower",
+            best_in="column",
         )
         assert best(view) == [(0, 0), (0, 2), (1, 1), (1, 2)]  # a tie is won by both
 

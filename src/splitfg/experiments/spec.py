@@ -36,11 +36,15 @@ class Preset:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured number of a table: which preset, which metric of its report, and the paper's value."""
+    """One measured number of a table: which preset, which metric of its report, and the paper's value.
+
+    ``decimals`` overrides the table's digits after the point.
+    """
 
     preset: str
     metric: str
     paper: Paper | None = None
+    decimals: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Table:
 
     Attributes:
         better: Which way is better, for highlighting; ``None`` where neither is.
+        best_in: Whether the cells that compete stand in one row (methods side by side) or one column.
         decimals: Digits after the point.
     """
 
@@ -65,6 +70,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     better: Literal["lower", "higher"] | None = None
+    best_in: Literal["row", "column"] = "column"
     decimals: int = 1
     note: str = ""
 

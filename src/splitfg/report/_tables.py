@@ -124,18 +124,19 @@ def _view_cell(
         return CellView("–" if cell is None else cell, "text")
     group = groups[cell.preset]
     summary = metric_summary(group.runs, cell.metric)
-    variants = tuple(_view_variant(v, cell.metric, table.decimals, marks) for v in group.variants)
-    view = replace(_view_value(summary, group, table), variants=variants, paper=_paper(cell.paper, table))
-    return view if cell.paper is None else _beside_paper(view, cell, cell.paper, table)
+    digits = table.decimals if cell.decimals is None else cell.decimals
+    variants = tuple(_view_variant(v, cell.metric, digits, marks) for v in group.variants)
+    view = replace(_view_value(summary, group, digits), variants=variants)
+    return view if cell.paper is None else _beside_paper(view, cell, cell.paper, table, digits)
 
 
-def _view_value(summary: Summary, group: PresetRuns, table: Table) -> CellView:
+def _view_value(summary: Summary, group: PresetRuns, decimals: int) -> CellView:
     if not group.runs:
         return CellView("not run", "not run")
     if summary.mean is None:
         return CellView("diverged", "diverged", _note(summary, group)) if summary.diverged else _MISSING
     return CellView(
-        measured(summary, table.decimals),
+        measured(summary, decimals),
         "measured",
         _note(summary, group),
         value=summary.mean,
@@ -164,52 +165,48 @@ def _view_variant(variant: Variant, metric: str, decimals: int, marks: Mapping[t
     return VariantCell(text, marks[variant.changes])
 
 
-def _paper(paper: Paper | None, table: Table) -> str:
-    return "" if paper is None else quoted(paper, table.decimals)
-
-
-def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table) -> CellView:
+def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table, decimals: int) -> CellView:
+    view = replace(view, paper=quoted(paper, decimals))
     if view.value is None:
         return view
     # a percentage of a percentage misleads: accuracies differ by points
-    text = difference(view.value, paper, table.decimals, relative="accuracy" not in cell.metric)
-    return replace(view, difference=text, verdict=_verdict(view.value, paper.mean, table))
+    text = difference(view.value, paper, decimals, relative="accuracy" not in cell.metric)
+    return replace(view, difference=text, verdict=_verdict(view.value, paper.mean, table, decimals))
 
 
-def _verdict(ours: float, paper: float, table: Table) -> Verdict:
+def _verdict(ours: float, paper: float, table: Table, decimals: int) -> Verdict:
     if table.better is None:
         return ""
-    gain = round(ours - paper, table.decimals)
+    gain = round(ours - paper, decimals)
     if gain == 0:
         return "same"
     return "better" if (gain > 0) == (table.better == "higher") else "worse"
 
 
 def _compared_lines(table: Table) -> list[list[tuple[int, int]]]:
-    """The cells that compete with each other: rows or columns, and within them only the same metric.
-
-    A table sets few tasks against many contenders, so the contenders lie along its longer side: data sets
-    by methods compares within a row, methods by metrics and settings by budgets within a column.
-    """
-    cells = _cells(table)
-    columns, rows = len({j for _, j, _ in cells}), len({i for i, _, _ in cells})
-    same_metric = all(len({c.metric for i, _, c in cells if i == row}) == 1 for row in {i for i, _, _ in cells})
-    along_row = same_metric and columns > rows
+    """The cells that compete with each other: those of one row or column, and within it only the same metric."""
     lines: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for i, j, cell in cells:
-        lines.setdefault((i if along_row else j, cell.metric), []).append((i, j))
+    for i, j, cell in _cells(table):
+        lines.setdefault((i if table.best_in == "row" else j, cell.metric), []).append((i, j))
     return list(lines.values())
 
 
 def _mark_best(rows: list[list[CellView]], line: Sequence[tuple[int, int]], table: Table) -> None:
     # compared at the precision that is printed: what looks like a tie is one
     cells = {(i, j): rows[i][j] for i, j in line}
-    values = {place: round(c.value, table.decimals) for place, c in cells.items() if c.value is not None}
+    digits = {place: _digits(table, *place) for place in cells}
+    values = {place: round(c.value, digits[place]) for place, c in cells.items() if c.value is not None}
     forward = {place: value for place, value in values.items() if cells[place].forward_only}
     for i, j in _winners(values, table):
         rows[i][j] = replace(rows[i][j], best=True)
     for i, j in _winners(forward, table):
         rows[i][j] = replace(rows[i][j], best_forward=True)
+
+
+def _digits(table: Table, i: int, j: int) -> int:
+    cell = table.rows[i].cells[j]
+    own = cell.decimals if isinstance(cell, Cell) else None
+    return table.decimals if own is None else own
 
 
 def _winners(values: Mapping[tuple[int, int], float], table: Table) -> list[tuple[int, int]]:

@@ -50,8 +50,8 @@ def _row(classes: int, loss: str) -> Row:
             f"{1600 / total:.4f}",
             Cell(name, "measured_ratio", Paper(paper[0]) if paper else None),
             Cell(name, "energy_ratio", Paper(paper[1]) if paper else None),
-            Cell(name, "relative_error_percent", Paper(paper[2]) if paper else None),
-            Cell(name, "standard_error_percent"),
+            Cell(name, "relative_error_percent", Paper(paper[2]) if paper else None, decimals=1),
+            Cell(name, "standard_error_percent", decimals=1),
         ),
     )
 
