@@ -32,6 +32,7 @@ class Diagnosis:
         probes_per_parameter: steps · K / P_trunk for the budget, if one was given.
         saved_bytes: What backprop would keep of the trunk for this batch; ``None`` where it cannot run.
         exact: Whether g itself was computed by reverse mode; if not, energies are estimated from scores.
+        size: A transformer to weigh the activations of, if one was given.
     """
 
     K: int
@@ -45,6 +46,7 @@ class Diagnosis:
     probes_per_parameter: float | None
     saved_bytes: int | None
     exact: bool
+    size: theory.TransformerSize | None = None
 
     @property
     def parameter_ratio(self) -> float:
@@ -96,6 +98,11 @@ class Diagnosis:
             lines.append(
                 f"backprop keeps    {self.saved_bytes / _MIB:,.1f} MiB of the trunk's activations; Split-FG none"
             )
+        if self.size is not None:
+            kept, held = self.size.backprop_bytes / 1e9, self.size.split_fg_bytes() / 1e9
+            lines.append(
+                f"at {self.size.depth} layers      backprop keeps {kept:,.1f} GB, Split-FG holds {held:,.1f} GB"
+            )
         width = max((len(name) for name in self.snr), default=0)
         lines += ["signal to noise"] + [f"  {name:<{width}}  {value:.3g}" for name, value in self.snr.items()]
         return lines
@@ -110,6 +117,7 @@ def diagnose(
     K: int = 8,
     draws: int = 100,
     steps: int | None = None,
+    size: theory.TransformerSize | None = None,
 ) -> Diagnosis:
     """Measure how noisy Split-FG is on this model and batch.
 
@@ -124,6 +132,7 @@ def diagnose(
         K: Tangents per estimate to reason about.
         draws: Estimates to measure the variance from.
         steps: Training steps of the budget, for probes per parameter.
+        size: A transformer and batch whose activations to weigh, with backprop and with Split-FG.
     """
     refuse([f"draws must be at least 2, got {draws}"] if draws < 2 else [])
     estimator = SplitFG(K)
@@ -152,6 +161,7 @@ def diagnose(
         probes_per_parameter=None if steps is None else theory.probes_per_parameter(steps, K, layout.total),
         saved_bytes=saved_bytes(split, x) if exact else None,
         exact=exact,
+        size=size,
     )
 
 

@@ -5,6 +5,8 @@ g is the exact gradient at a fixed iterate and batch; K the number of tangents; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -106,9 +108,29 @@ def probes_per_parameter(steps: int, K: int, P: int) -> float:
     return steps * K / P
 
 
-def activation_bytes(*, depth: int, width: int, sequence: int, batch: int, bytes_per_unit: int = 16) -> int:
-    """What reverse mode keeps of a transformer's activations: 16 · width bytes a token and layer in half precision.
+@dataclass(frozen=True)
+class TransformerSize:
+    """A transformer and a batch, for what their activations weigh: 16 · width bytes a token and layer in half precision.
 
-    The paper's example, 32 layers of width 4096 at sequence 4096 and batch 8, comes to 69 GB.
+    The paper's example, 32 layers of width 4096 at sequence 4096 and batch 8, keeps 69 GB for a backward pass.
     """
-    return bytes_per_unit * width * sequence * batch * depth
+
+    depth: int
+    width: int
+    sequence: int
+    batch: int
+    bytes_per_unit: int = 16
+
+    @property
+    def layer_bytes(self) -> int:
+        """One layer's activations."""
+        return self.bytes_per_unit * self.width * self.sequence * self.batch
+
+    @property
+    def backprop_bytes(self) -> int:
+        """What reverse mode keeps: every layer's activations."""
+        return self.depth * self.layer_bytes
+
+    def split_fg_bytes(self, chunk: int = 1) -> int:
+        """What forward mode holds at once: one layer's activations and ``chunk`` tangents of them, at any depth."""
+        return (1 + chunk) * self.layer_bytes
