@@ -110,7 +110,7 @@ def probes_per_parameter(steps: int, K: int, P: int) -> float:
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """A transformer and a batch, for what their activations weigh: 16 · width bytes a token and layer in half precision.
+    """A transformer and a batch, for what activations weigh: 16 · width bytes a token and layer in half precision.
 
     The paper's example, 32 layers of width 4096 at sequence 4096 and batch 8, keeps 69 GB for a backward pass.
     """

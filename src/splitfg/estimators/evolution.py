@@ -43,6 +43,6 @@ class EvolutionStrategy:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        engine = CentralDifference(step=self.sigma, chunk=1)
+        engine = CentralDifference(step=self.sigma)
         whole = ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)
         return whole(split, x, y, generator=generator)
