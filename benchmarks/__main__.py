@@ -8,6 +8,7 @@ import json
 import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ Step = Callable[[], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "recorded.json")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,11 +86,22 @@ def _head_ratios(case: Case, repeats: int) -> dict[str, object]:
     return {"case": "512 rows, 50,257 classes", "ms": ms, "peak_mib": {n: peak_mib(s) for n, s in steps.items()}}
 
 
-def _print(found: dict[str, object]) -> None:
-    print(json.dumps(found, indent=2, default=str))
+def _print(found: dict[str, Any]) -> None:
+    print("A training step against backprop's (median of steps that take turns)")
+    for case in found["step"]:
+        print(f"  {case['case']}")
+        for name, ms in case["ms"].items():
+            print(f"    {name:<22}{ms:>10.2f} ms {case['ratio_to_backprop'][name]:>8.2f} x")
+    for title, key in (("An estimate: tangents one by one or together", "chunk"), ("The exact head", "head")):
+        print(f"{title}: {found[key]['case']}")
+        first = next(iter(found[key]["ms"]))
+        for name, ms in found[key]["ms"].items():
+            mib, base = found[key]["peak_mib"][name], found[key]["peak_mib"][first]
+            time_ratio = ms / found[key]["ms"][first]
+            print(f"    {name:<22}{ms:>10.2f} ms {time_ratio:>6.2f} x {mib:>10.1f} MiB {mib / base:>6.2f} x")
 
 
-def _record(out: Path, device: str, found: dict[str, object]) -> None:
+def _record(out: Path, device: str, found: dict[str, Any]) -> None:
     name = (
         torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
     )
