@@ -107,6 +107,15 @@ def test_a_file_that_is_there_is_not_fetched_again(server, tmp_path):
     assert len(server.requests) == 1
 
 
+def test_a_file_in_a_read_only_folder_is_not_fetched_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    (tmp_path / "data" / "raw" / "file.bin").write_bytes(CONTENT)
+    (tmp_path / "data").chmod(0o555)
+    assert get(tmp_path / "data", "http://127.0.0.1:9/file.bin") == [tmp_path / "data" / "raw" / "file.bin"]
+
+
 def test_a_damaged_file_that_is_there_is_named_and_kept(server, tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "file.bin").write_bytes(b"mine")

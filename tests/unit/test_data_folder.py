@@ -48,6 +48,11 @@ def test_the_default_folder_need_not_exist_yet(tmp_path):
     assert place.raw(describe("adult")) == []
 
 
+def test_an_empty_variable_counts_as_unset(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPLITFG_DATA", "")
+    assert DataFolder.at(None).root == tmp_path / "cache" / "splitfg" / "data"
+
+
 def test_a_read_only_folder_is_left_alone_and_has_its_own_place(tmp_path):
     first, second = tmp_path / "a" / "data", tmp_path / "b" / "data"
     for folder in (first, second):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splitfg.data._fetch import fetch
+    from splitfg.data._files import OnProgress
     from splitfg.data._folder import cache_folder, data_folder
     from splitfg.data._load import Images, Table, load_images, load_table, load_tokens
     from splitfg.data._prepare import load_encoding, prepare
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "_fetch": ("fetch",),
+    "_files": ("OnProgress",),
     "_folder": ("cache_folder", "data_folder"),
     "_load": ("Images", "Table", "load_images", "load_table", "load_tokens"),
     "_prepare": ("load_encoding", "prepare"),
@@ -47,6 +49,7 @@ __all__ = [
     "FileSet",
     "ImageSet",
     "Images",
+    "OnProgress",
     "Status",
     "Table",
     "TableSet",

@@ -58,7 +58,7 @@ WIKIPEDIA = TextSet(
     licence="CC BY-SA",
     verified="number of tokens and checksum of the token stream",
     raw=("text/wiki-train.*.u16.xz", "text/wikipedia-train*"),
-    by_hand="it is not published: take wiki-train.{0..3}.u16.xz from whoever gave you this corpus",
+    by_hand="it is not published: put its token files (wiki-train.0.u16.xz, wiki-train.1.u16.xz, ...) in text/",
     vocabulary=50_257,
     splits=(
         TextSplit(

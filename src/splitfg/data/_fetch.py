@@ -63,9 +63,10 @@ def _fetch_one(
     file: Download, place: DataFolder, mirror: str | None, wait: float, progress: OnProgress
 ) -> Path | list[str]:
     """The finished file, or what went wrong at every address."""
+    for present in (place.root / file.path, place.work / file.path):
+        if present.exists():
+            return _accept_present(present, file)
     target = place.work / file.path
-    if target.exists():
-        return _accept_present(target, file)
     problems = []
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class DataFolder:
             DataError: A folder was named, and it is not there or not a folder.
         """
         root = data_folder() if folder is None else Path(folder).expanduser()
-        named = folder is not None or VARIABLE in os.environ
+        named = folder is not None or bool(os.environ.get(VARIABLE))
         if root.exists() and not root.is_dir():
             raise DataError(f"{root} is not a folder", hint=f"set {VARIABLE} to a folder")
         if named and not root.exists():
