@@ -1,0 +1,423 @@
+"""What cannot work is refused early, all of it in one error, with what to do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _toolkit import classes, generator, mlp_split, noise
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import weight_norm
+
+from splitfg import (
+    Backprop,
+    CentralDifference,
+    CheckpointedBackprop,
+    CrossEntropy,
+    EvolutionStrategy,
+    ForwardGradient,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    LinearHead,
+    NonFiniteError,
+    Orthogonal,
+    ReverseModeHead,
+    RunningMagnitude,
+    Split,
+    SplitError,
+    SplitFG,
+    SquaredError,
+    parameter_groups,
+)
+
+ESTIMATORS = {
+    "split_fg": SplitFG(2),
+    "forward_gradient": ForwardGradient(2),
+    "evolution": EvolutionStrategy(2),
+    "frozen": FrozenTrunk(),
+    "backprop": Backprop(),
+    "closed": Backprop(closed_head=True),
+    "checkpointed": CheckpointedBackprop(),
+}
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def linear_split(trunk=None, loss=None, width=4, count=3):
+    trunk = trunk if trunk is not None else nn.Sequential(nn.Linear(3, width))
+    return Split(trunk, LinearHead(nn.Linear(width, count), loss=loss or CrossEntropy()))
+
+
+def rows(n=5, d=3):
+    return noise(n, d, dtype=torch.float32)
+
+
+def refused(estimator, s, x, y, **settings):
+    """The problems of the one error that this call must raise."""
+    with pytest.raises(SplitError) as caught:
+        estimator(s, x, y, generator=generator(), **settings)
+    return caught.value.problems
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class ScaledAttention(nn.Module):
+    """Wants a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = FusedAttention()
+
+    def forward(self, x, *, scale):
+        return self.inner(scale * x)
+
+
+class CallsWithKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = ScaledAttention()
+
+    def forward(self, x):
+        return self.attention(x, scale=2.0)
+
+
+class WeightNormed(nn.Module):
+    """An operator without a forward-mode rule, used by a module that wants a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.length = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x, *, gain):
+        return x @ torch._weight_norm(self.weight, self.length, 0) * gain
+
+
+class Keyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = WeightNormed()
+
+    def forward(self, x):
+        return self.norm(x, gain=2.0)
+
+
+class TestOperators:
+    """An operator without a forward-mode rule: name it, name the module, say what to do."""
+
+    x, y = noise(2, 3, 4, dtype=torch.float32), classes(2, 3, count=3)
+
+    def two_layers(self):
+        blocks = nn.ModuleDict({"attend": FusedAttention(), "act": nn.Tanh(), "again": FusedAttention()})
+        return nn.Sequential(blocks["attend"], blocks["act"], blocks["again"])
+
+    @pytest.mark.parametrize(
+        "estimator",
+        [
+            SplitFG(1),
+            SplitFG(3),
+            SplitFG(3, engine=ForwardMode(chunk=1)),
+            pytest.param(
+                ForwardGradient(2),
+                marks=pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="only SplitFG explains it"),
+            ),
+        ],
+    )
+    def test_fused_attention_is_named_with_its_module(self, estimator):
+        problems = refused(estimator, linear_split(self.two_layers()), self.x, self.y)
+        assert len(problems) == 2
+        for name, problem in zip(("2", "0"), problems, strict=True):
+            assert f"{name} (FusedAttention)" in problem
+            assert "scaled_dot_product" in problem
+            assert "SDPBackend.MATH" in problem
+            assert "matmul and softmax" in problem
+
+    def test_the_advice_works(self):
+        s = linear_split(self.two_layers())
+        with sdpa_kernel(SDPBackend.MATH):
+            SplitFG(3)(s, self.x, self.y, generator=generator())
+        SplitFG(3, engine=CentralDifference())(s, self.x, self.y, generator=generator())
+
+    def test_other_operators_are_named_too(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.Sequential(weight_norm(nn.Linear(4, 4))))
+        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1.0.parametrizations.weight")
+        assert "_weight_norm_interface" in problem
+        assert "CentralDifference()" in problem
+
+    def test_a_module_called_with_keywords(self):
+        (problem,) = refused(SplitFG(2), linear_split(CallsWithKeyword()), self.x, self.y)
+        assert problem.startswith("attention.inner (FusedAttention)")
+
+    @pytest.mark.xfail(strict=True, raises=TypeError, reason="keyword arguments are not replayed")
+    def test_an_offender_called_with_keywords(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), Keyword())
+        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1.norm (WeightNormed)")
+
+    def test_errors_of_another_kind_are_left_alone(self):
+        class Broken(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(4, 4))
+
+            def forward(self, x):
+                raise RuntimeError("a cable is loose")
+
+        with pytest.raises(RuntimeError, match="a cable is loose"):
+            SplitFG(2)(linear_split(Broken()), rows(d=4), classes(5, count=3), generator=generator())
+
+
+class TestModes:
+    @every_estimator
+    def test_batch_statistics(self, name):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)))
+        problems = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
+        assert [p.split()[0] for p in problems] == ["1", "2.0"]
+        assert all("batch statistics" in p and ".eval()" in p and "GroupNorm" in p for p in problems)
+
+    @pytest.mark.xfail(strict=True, reason="the trunk is run once more to look at h")
+    def test_batch_statistics_are_not_moved_by_the_refusal(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert torch.equal(trunk[1].running_mean, torch.zeros(4))
+
+    def test_batch_statistics_that_are_never_kept(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+        assert "batch statistics" in refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))[0]
+
+    @every_estimator
+    def test_dropout(self, name):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+        (problem,) = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
+        assert "1 (Dropout) is random in training mode" in problem
+
+    @pytest.mark.parametrize("chunk", [1, None])
+    @pytest.mark.xfail(strict=True, reason="randomness is looked for in modules only")
+    def test_functional_dropout(self, chunk):
+        """With one tangent at a time, u would belong to another mask than J·v, without a word."""
+
+        class Random(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return F.dropout(self.layer(x), 0.5, training=self.training)
+
+        s, estimator = linear_split(Random()), SplitFG(3, engine=ForwardMode(chunk=chunk))
+        assert "random" in refused(estimator, s, rows(), classes(5, count=3))[0]
+
+    @pytest.mark.xfail(strict=True, reason="parameters are handed to the trunk with their own storage")
+    def test_parameters_written_in_place(self):
+        class Clamped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.full((3, 4), 5.0))
+
+            def forward(self, x):
+                with torch.no_grad():
+                    self.weight.clamp_(-1, 1)
+                return x @ self.weight
+
+        s = linear_split(Clamped())
+        try:
+            SplitFG(2)(s, rows(), classes(5, count=3), generator=generator())
+        except SplitError:
+            pass
+        assert torch.equal(s.trunk.weight, torch.full((3, 4), 5.0))
+
+
+class TestBatches:
+    @every_estimator
+    def test_empty(self, name):
+        problems = refused(ESTIMATORS[name], linear_split(), rows(0), classes(0, count=3))
+        assert any("batch is empty" in p for p in problems)
+
+    @every_estimator
+    def test_rows_that_do_not_match(self, name):
+        problems = refused(ESTIMATORS[name], linear_split(), rows(5), classes(4, count=3))
+        assert any("different numbers of rows (5, 4)" in p for p in problems)
+
+    @every_estimator
+    def test_dtypes(self, name):
+        (problem,) = refused(ESTIMATORS[name], linear_split(), rows().double(), classes(5, count=3))
+        assert "inputs are torch.float64, the parameters torch.float32" in problem
+
+    @every_estimator
+    def test_devices(self, name):
+        problems = refused(ESTIMATORS[name], linear_split(), rows().to("meta"), classes(5, count=3))
+        assert any("the batch is on meta, the parameters on cpu" in p for p in problems)
+
+    @every_estimator
+    @pytest.mark.parametrize(("label", "words"), [(3, "span 0..3"), (-1, "span -1..2")])
+    def test_targets_out_of_range(self, name, label, words):
+        (problem,) = refused(ESTIMATORS[name], linear_split(), rows(), torch.tensor([0, 1, 2, 1, label]))
+        assert words in problem
+        assert "classes are 0..2" in problem
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(
+                n,
+                marks=pytest.mark.xfail(strict=True, raises=IndexError, reason="only the first part is looked at"),
+            )
+            if n in ("forward_gradient", "evolution")
+            else n
+            for n in ESTIMATORS
+        ],
+    )
+    def test_targets_out_of_range_in_a_later_part(self, name):
+        estimator = type(ESTIMATORS[name])(**{**vars(ESTIMATORS[name]), "micro_batch": 2})
+        (problem,) = refused(estimator, linear_split(), rows(), torch.tensor([0, 1, 2, 1, 9]))
+        assert "9" in problem
+
+    @every_estimator
+    def test_targets_of_the_wrong_type(self, name):
+        (problem,) = refused(ESTIMATORS[name], linear_split(), rows(), torch.rand(5))
+        assert "torch.float32" in problem
+        assert "SquaredError()" in problem
+        s = linear_split(loss=SquaredError())
+        (problem,) = refused(ESTIMATORS[name], s, rows(), torch.ones(5, 3, dtype=torch.long))
+        assert "torch.int64" in problem
+        assert "CrossEntropy()" in problem
+
+    @every_estimator
+    def test_targets_of_the_wrong_shape(self, name):
+        (problem,) = refused(ESTIMATORS[name], linear_split(), rows(), classes(5, 2, count=3))
+        assert "targets have shape (5, 2), but h asks for (5,)" in problem
+        s = linear_split(loss=SquaredError())
+        (problem,) = refused(ESTIMATORS[name], s, rows(), torch.ones(5))
+        assert "targets have shape (5,), but h asks for (5, 3)" in problem
+
+    @every_estimator
+    def test_values_that_are_not_finite(self, name):
+        s, y = linear_split(loss=SquaredError()), torch.ones(5, 3)
+        y[2, 1] = float("nan")
+        assert "NaN" in refused(ESTIMATORS[name], s, rows(), y)[0]
+
+    @every_estimator
+    def test_every_row_ignored(self, name):
+        (problem,) = refused(ESTIMATORS[name], linear_split(), rows(), torch.full((5,), -100))
+        assert "every target is ignore_index" in problem
+
+    def test_class_weights_that_do_not_fit(self):
+        s = linear_split(loss=CrossEntropy(class_weights=torch.ones(4)))
+        (problem,) = refused(SplitFG(2), s, rows(), classes(5, count=3))
+        assert "class_weights has shape (4,), but the head has 3 outputs" in problem
+
+
+class TestFit:
+    @every_estimator
+    def test_h_that_does_not_fit_the_head(self, name):
+        s = Split(nn.Sequential(nn.Linear(3, 4)), LinearHead(nn.Linear(6, 3)))
+        (problem,) = refused(ESTIMATORS[name], s, rows(), classes(5, count=3))
+        assert "h of shape (5, 4)" in problem
+        assert "(..., 6)" in problem
+
+    @pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a head of unknown width is run before it is checked")
+    def test_h_that_does_not_fit_a_nonlinear_head(self):
+        s = Split(nn.Sequential(nn.Linear(3, 4)), ReverseModeHead(nn.Linear(6, 3)))
+        refused(SplitFG(2), s, rows(), classes(5, count=3))
+
+    @every_estimator
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_h_that_is_not_finite(self, name, value):
+        x = rows()
+        x[1, 1] = value
+        with pytest.raises(NonFiniteError, match=r"h is not finite.*rho"):
+            ESTIMATORS[name](linear_split(), x, classes(5, count=3), generator=generator())
+
+    @every_estimator
+    def test_a_loss_that_is_not_finite(self, name):
+        s = linear_split()
+        s.head.layers[0].bias.data[0] = float("nan")
+        with pytest.raises(NonFiniteError, match="the loss is not finite"):
+            ESTIMATORS[name](s, rows(), classes(5, count=3), generator=generator())
+
+    def test_parameters_on_several_devices(self):
+        with pytest.raises(SplitError, match=r"mixed devices \(cpu, meta\)"):
+            Split(nn.Linear(3, 4), LinearHead(nn.Linear(4, 3, device="meta")))
+
+    def test_a_trunk_without_parameters(self):
+        s = Split(nn.Tanh(), LinearHead(nn.Linear(3, 3)))
+        assert "FrozenTrunk()" in refused(SplitFG(2), s, rows(), classes(5, count=3))[0]
+
+
+class TestEverythingAtOnce:
+    def test_one_error_lists_all(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
+        problems = refused(SplitFG(2), linear_split(trunk), rows().double(), torch.tensor([0.0, 1.0, 2.0, 9.0]))
+        wanted = ["batch statistics", "random in training mode", "rows (5, 4)", "torch.float64", "class indices"]
+        assert [any(w in p for p in problems) for w in wanted] == [True] * len(wanted)
+
+    def test_what_h_shows_is_listed_too(self):
+        """The batch's own problems do not hide that the head does not fit."""
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1))
+        s = Split(trunk, LinearHead(nn.Linear(6, 3)))
+        problems = refused(SplitFG(2), s, rows(), classes(5, count=3))
+        assert [w in "".join(problems) for w in ("Dropout", "(..., 6)")] == [True, True]
+
+    @pytest.mark.xfail(strict=True, reason="without h, the target's own shape is taken for h's leading dimensions")
+    def test_nothing_is_listed_that_is_not_wrong(self):
+        s = linear_split(loss=SquaredError())
+        problems = refused(SplitFG(2), s, rows().double(), torch.ones(5, 3))
+        assert len(problems) == 1
+
+    def test_the_message_is_a_list(self):
+        error = SplitError(["one", "two"])
+        assert str(error) == "- one\n- two"
+        assert error.problems == ("one", "two")
+        assert str(SplitError(["one"])) == "one"
+        assert isinstance(error, ValueError)
+
+
+class TestSettings:
+    @pytest.mark.parametrize("make", [SplitFG, ForwardGradient, EvolutionStrategy])
+    @pytest.mark.parametrize("K", [0, -1])
+    def test_tangents_are_needed(self, make, K):
+        with pytest.raises(SplitError, match=f"K must be at least 1 tangent, got {K}.*FrozenTrunk"):
+            make(K)
+
+    def test_all_settings_in_one_error(self):
+        with pytest.raises(SplitError) as caught:
+            EvolutionStrategy(0, sigma=0.0, micro_batch=0)
+        assert len(caught.value.problems) == 3
+        assert all(w in str(caught.value) for w in ("K must", "sigma must", "micro_batch must"))
+
+    @pytest.mark.parametrize("make", [FrozenTrunk, Backprop, CheckpointedBackprop])
+    def test_micro_batch(self, make):
+        with pytest.raises(SplitError, match="micro_batch must be at least 1 row"):
+            make(micro_batch=0)
+
+    @pytest.mark.parametrize("rho", [0.0, -0.1, 1.0001, float("nan"), float("inf")])
+    def test_rho(self, rho):
+        with pytest.raises(SplitError, match=r"rho must be in \(0, 1\]"):
+            parameter_groups(mlp_split(3, 4, 3), lr=0.1, rho=rho)
+
+    def test_more_orthogonal_tangents_than_dimensions(self):
+        s = mlp_split(3, 4, 3)
+        with pytest.raises(ValueError, match=r"17 orthogonal tangents.*16 parameters: lower K"):
+            SplitFG(17, law=Orthogonal())(s, noise(5, 3), classes(5, count=3), generator=generator())
+
+    def test_prediction_for_a_method_that_takes_none(self):
+        s = mlp_split(3, 4, 3)
+        optimizer = torch.optim.SGD(s.model.parameters(), lr=0.1)
+        with pytest.raises(SplitError, match="Backprop takes no prediction"):
+            GradientLearner(s, Backprop(), optimizer, prediction=dict)
+
+    @pytest.mark.parametrize("beta", [-0.1, 1.0])
+    def test_running_magnitude(self, beta):
+        with pytest.raises(ValueError, match="beta"):
+            RunningMagnitude(beta)
+
+    def test_checkpointing_without_blocks(self):
+        s = Split(nn.Linear(3, 4), LinearHead(nn.Linear(4, 3)))
+        assert "name the blocks" in refused(CheckpointedBackprop(), s, rows(), classes(5, count=3))[0]
