@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
+from splitfg._files import replacing, temporary_beside
 from splitfg.data.errors import DataError
 
 CHUNK = 1 << 20
@@ -83,13 +83,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` as a whole."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with HashingWriter(temporary) as file:
-            file.write(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path), replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 @contextmanager
@@ -104,7 +99,7 @@ def building(final: Path, *, replace: bool) -> Iterator[Path]:
     Raises:
         DataError: The disk is full or the place cannot be written; what was there before is intact.
     """
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(final)
     try:
         with writing(final):
             temporary.mkdir(parents=True)

@@ -1,37 +1,14 @@
-"""Files that are either as they were or as they should be, and JSON that is really JSON."""
+"""Run files written as a whole, and JSON that is really JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from splitfg._files import replacing
 from splitfg.runs._errors import RunError
-
-TEMPORARY = ".tmp"
-"""How the names of unfinished files end."""
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path`` that takes its place, synced to disk, if nothing is raised.
-
-    A reader sees the old file or the new one, never half of one, even if the machine loses power.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -50,15 +27,6 @@ def write_atomic(path: Path, data: bytes) -> None:
 def unwritable(path: Path, error: OSError) -> RunError:
     """The error for a file that could not be written."""
     return RunError(f"cannot write {path}: {error.strerror or error}. What was there before is intact.")
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and new names in a folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from splitfg._files import replacing, sync_folder
 from splitfg.runs._errors import CheckpointError, RunError
-from splitfg.runs._files import read_json, replacing, sync_folder, write_atomic, write_json
+from splitfg.runs._files import read_json, write_atomic, write_json
 from splitfg.runs._state import StateEncoder, decode_state
 
 SCHEMA: Final = 1

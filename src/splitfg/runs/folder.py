@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from splitfg._files import TEMPORARY
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import TEMPORARY, read_json, unwritable, write_atomic, write_json
+from splitfg.runs._files import read_json, unwritable, write_atomic, write_json
 from splitfg.runs.config import Difference, differences, from_json, to_json
 from splitfg.runs.record import RunReport, Status, read_report, write_report
 
