@@ -27,7 +27,7 @@ def main() -> None:
     from splitfg.commands._errors import FOR_PEOPLE, exit_code
 
     try:
-        app()
+        app(prog_name="splitfg")
     except FOR_PEOPLE as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(exit_code(error))

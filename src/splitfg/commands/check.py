@@ -95,7 +95,10 @@ def _data_lines() -> dict[str, str]:
     except DataError as error:
         return {"": str(error)}
     states = ("prepared", "found", "broken", "missing")
-    names = {state: ", ".join(dict.fromkeys(s.name for s in found if s.state == state)) for state in states}
+    names = {
+        state: ", ".join(f"{s.name} ({s.split})" if s.split else s.name for s in found if s.state == state)
+        for state in states
+    }
     return {"folder": str(data_folder())} | {state: text for state, text in names.items() if text}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -54,7 +55,8 @@ def run(
     """Run presets, skipping what is finished and going on with what was interrupted."""
     plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds))
     folders, refused = _prepare(plans, runs)
-    _finish(_make(folders, refused, jobs, device, tensorboard=tensorboard, as_json=as_json))
+    outcomes = _make(folders, refused, jobs, device, tensorboard=tensorboard, as_json=as_json)
+    _finish(outcomes, runs)
 
 
 def resume(
@@ -72,7 +74,8 @@ def resume(
 ) -> None:
     """Go on with runs that were interrupted."""
     folders = find_runs(runs, names or [])
-    _finish(_make(folders, [], jobs, device, tensorboard=tensorboard, as_json=as_json))
+    outcomes = _make(folders, [], jobs, device, tensorboard=tensorboard, as_json=as_json)
+    _finish(outcomes, runs)
 
 
 def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
@@ -82,7 +85,7 @@ def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = 
     folders, refused = _prepare(make_plans(["demo"], [], None), runs)
     outcomes = _make(folders, refused, 1, device, tensorboard=False, as_json=False)
     print_report(runs, results, "demo")
-    _finish(outcomes)
+    _finish(outcomes, runs)
 
 
 def _prepare(plans: Sequence[Plan], root: Path) -> tuple[list[RunFolder], list[Outcome]]:
@@ -101,6 +104,21 @@ def _prepare(plans: Sequence[Plan], root: Path) -> tuple[list[RunFolder], list[O
     return folders, refused
 
 
+def _claim(folders: Sequence[RunFolder]) -> tuple[list[RunFolder], list[Outcome]]:
+    """The folders nobody works in, and those that are busy; said before anything heavy is started."""
+    from splitfg.runs.jobs import Outcome
+
+    free: list[RunFolder] = []
+    busy: list[Outcome] = []
+    for folder in folders:
+        try:
+            with folder.locked():
+                free.append(folder)
+        except RunError as error:
+            busy.append(Outcome(folder.name, "failed", str(error)))
+    return free, busy
+
+
 def _make(
     folders: Sequence[RunFolder],
     refused: list[Outcome],
@@ -115,15 +133,15 @@ def _make(
     from splitfg.runs.jobs import Job, run_jobs
 
     console = Console(highlight=False, soft_wrap=True)
-    waiting = [folder for folder in folders if not folder.finished]
+    waiting, busy = _claim([folder for folder in folders if not folder.finished])
     command = [sys.executable, "-m", "splitfg.commands.worker"]
     options = ["--device", device, *(["--tensorboard"] if tensorboard else [])]
     queue = [Job(folder, (*command, str(folder.path), *options)) for folder in waiting]
     with choose_view(console, total=len(queue), as_json=as_json) as view:
-        for outcome in refused:
+        for outcome in refused + busy:
             view.show({"event": "failed", "run": outcome.run, "message": outcome.message})
-        outcomes = refused + run_jobs(queue, at_once=at_once, view=view)
-    _summarise(console, outcomes, skipped=len(folders) - len(waiting), as_json=as_json)
+        outcomes = refused + busy + run_jobs(queue, at_once=at_once, view=view)
+    _summarise(console, outcomes, skipped=len(folders) - len(waiting) - len(busy), as_json=as_json)
     return outcomes
 
 
@@ -132,16 +150,16 @@ def _summarise(console: Console, outcomes: Sequence[Outcome], *, skipped: int, a
     if as_json:
         typer.echo(json.dumps({"event": "summary", **counts}))
         return
-    words = {"skipped": "finished before"}
+    words = {"skipped": "finished before", "waiting": "not started"}
     parts = [f"{count} {words.get(status, status)}" for status, count in counts.items() if count]
     console.print(", ".join(parts) or "nothing to run", style="bold")
-    if counts["stopped"]:
-        console.print("Go on with: splitfg resume")
 
 
-def _finish(outcomes: Sequence[Outcome]) -> None:
-    """Exit with what the outcomes add up to."""
+def _finish(outcomes: Sequence[Outcome], root: Path) -> None:
+    """Exit with what the outcomes add up to, saying how to go on if they were interrupted."""
     statuses = {outcome.status for outcome in outcomes}
-    if "stopped" in statuses:
+    if statuses & {"stopped", "waiting"}:
+        where = "" if root == DEFAULT_RUNS else f" --runs {shlex.quote(str(root))}"
+        typer.echo(f"go on with: splitfg resume{where}", err=True)
         raise typer.Exit(EXIT_STOPPED)
     raise typer.Exit(EXIT_FAILED if statuses & {"failed", "diverged"} else EXIT_OK)

@@ -37,10 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _work(folder, options.device, _listeners(stream, folder, tensorboard=options.tensorboard))
     except StoppedError as error:
-        end("stopped", f"{error}; go on with: splitfg resume {folder.path}")
+        end("stopped", str(error))
         return EXIT_STOPPED
     except KeyboardInterrupt:
-        end("stopped", f"stopped; go on with: splitfg resume {folder.path}")
+        end("stopped", "stopped without saving; its last checkpoint, if any, is intact")
         return EXIT_STOPPED
     except FOR_PEOPLE as error:
         traceback.print_exc()
@@ -93,15 +93,18 @@ class _EventStream:
     """Standard output, taken over: what other code prints there goes to standard error instead."""
 
     def __init__(self) -> None:
-        sys.stdout.flush()
+        self._watched = True
         self._handle = os.dup(1)
         os.dup2(2, 1)
 
     def __call__(self, event: dict[str, Any]) -> None:
+        if not self._watched:
+            return
         try:
             os.write(self._handle, json.dumps(event).encode() + b"\n")
         except BrokenPipeError:
             # whoever watched is gone: save and stop, as if asked to
+            self._watched = False
             signal.raise_signal(signal.SIGTERM)
 
 

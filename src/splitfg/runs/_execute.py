@@ -41,19 +41,23 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
         RunError: The folder is in use or damaged, the disk is full, the device is not there.
     """
     with folder.locked():
-        if folder.finished:
-            return folder.report()
-        identity = folder.identity()
-        checkpoint = load_checkpoint(folder.path)
-        chosen = _choose_device(device, checkpoint)
-        with RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
-            run.emit("started", step=run.books.steps, device=describe_device(chosen))
-            outcome = _run(runner, config, identity.seed, run)
-            report = _report(identity, run, outcome)
-        if report.status == "done":
-            drop_previous(folder.path)
-        folder.finish(report)
-    run.emit("finished", status=report.status, metrics=report.metrics, message=report.message)
+        report = folder.report() if folder.finished else _make_report(folder, runner, config, device, emit)
+    ending = {"status": report.status, "metrics": report.metrics, "message": report.message}
+    emit({"event": "finished", "run": folder.name, **ending})
+    return report
+
+
+def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
+    identity = folder.identity()
+    checkpoint = load_checkpoint(folder.path)
+    chosen = _choose_device(device, checkpoint)
+    with RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
+        run.emit("started", step=run.books.steps, device=describe_device(chosen))
+        outcome = _run(runner, config, identity.seed, run)
+        report = _report(identity, run, outcome)
+    if report.status == "done":
+        drop_previous(folder.path)
+    folder.finish(report)
     return report
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from splitfg.runs.progress import Event, JsonView, PlainView, View, current_numbers, describe
@@ -24,12 +25,13 @@ class BarView:
     """Bars for ``total`` runs, as they come and go; what ended stays as a line above them."""
 
     def __init__(self, console: Console, total: int) -> None:
+        self._name_width = max(18, console.width // 4)
         self._bars = Progress(
-            TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=20),
-            _StepColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[detail]}", style="cyan"),
+            TextColumn("{task.description}", style="bold", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=console.width // 8),
+            _StepColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[detail]}", style="cyan", table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
         )
@@ -50,7 +52,8 @@ class BarView:
         """Draw the event."""
         kind, run = event["event"], event["run"]
         if kind == "started":
-            self._tasks[run] = self._bars.add_task(run, total=None, detail="starting")
+            name = _shorten(run, self._name_width)
+            self._tasks[run] = self._bars.add_task(name, total=None, detail="starting")
         elif kind == "progress":
             self._advance(run, event)
         elif kind in ("finished", "stopped", "failed"):
@@ -73,6 +76,14 @@ class BarView:
             self._bars.remove_task(self._tasks.pop(run))
         if self._overall is not None:
             self._bars.advance(self._overall)
+
+
+def _shorten(name: str, width: int) -> str:
+    """A name with its middle left out, so that experiment and seed stay readable."""
+    if len(name) <= width:
+        return name
+    tail = name[-width // 3 :]
+    return f"{name[: width - len(tail) - 1]}…{tail}"
 
 
 class _StepColumn(ProgressColumn):

@@ -31,10 +31,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; ``stopped`` can be resumed."""
+    """How a job ended; ``stopped`` ones go on where they were, ``waiting`` ones were never started."""
 
     run: str
-    status: Literal["done", "diverged", "stopped", "failed"]
+    status: Literal["done", "diverged", "stopped", "waiting", "failed"]
     message: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -75,12 +75,14 @@ class _Crew:
         """Ask everybody to save and stop; the second time, do not ask."""
         for process in self._working:
             process.kill() if self._stopping else process.terminate()
+        if not self._stopping:
+            self._view.show({"event": "note", "run": "Ctrl-C", "text": "saving; once more to stop without"})
         self._stopping = True
 
     async def run(self, job: Job, gate: asyncio.Semaphore) -> Outcome:
         async with gate:
             if self._stopping:
-                return Outcome(job.folder.name, "stopped", "not started")
+                return Outcome(job.folder.name, "waiting")
             ending, code = await self._work(job)
         outcome = self._judge(job, ending, code)
         if ending is None:

@@ -72,8 +72,10 @@ def fit(
     with stop_requests() as stop:
         while loop.step < steps:
             loop.take_step()
-            loop.settle(stopping=stop.made)
-            if stop.made and loop.step < steps:
+            # asked once: a request that comes while things settle is answered after the next step
+            stopping = stop.made
+            loop.settle(stopping=stopping)
+            if stopping and loop.step < steps:
                 raise StoppedError(loop.step)
     return dict(run.books.metrics)
 

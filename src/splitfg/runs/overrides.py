@@ -103,8 +103,8 @@ def _parse(annotation: Any, text: str) -> Any:
 
 
 def _parse_union(options: tuple[Any, ...], text: str) -> Any:
-    # a string takes any text, so it comes last
-    for option in sorted(options, key=lambda o: o is str):
+    # any text can be a string or, misspelt, the name of a class: these come last
+    for option in sorted(options, key=lambda o: 2 if o is str else bool(dataclass_members(o))):
         try:
             return _parse(option, text)
         except ValueError:

@@ -141,9 +141,9 @@ def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[di
 
 @dataclass(frozen=True)
 class _RecordedRun(RunReport):
-    """A run in a results file: its report and, with the same standing, its curve."""
+    """A run in a results file: its report and, with the same standing, its curve, in which steps stay whole."""
 
-    curve: tuple[dict[str, float], ...] = ()
+    curve: tuple[dict[str, int | float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,137 @@
+"""Listing and showing: fast, without torch, helpful when a name is misspelt."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from command_line import environment, splitfg
+
+HEAVY = ("torch", "pandas", "matplotlib", "numpy", "sklearn", "asyncio")
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["--help"], ["run", "--help"], ["show", "tiny/adam"], ["data", "ls"]])
+def test_starting_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
+    code = f"""
+import sys
+from splitfg.cli import main
+sys.argv = ["splitfg", *{arguments!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout.splitlines()[-1] == "[]"
+    # the processor's time, which does not depend on what else the machine is doing
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_help_names_every_verb_and_the_exit_codes() -> None:
+    done = splitfg("--help")
+    assert done.returncode == 0
+    verbs = ("ls", "show", "run", "resume", "report", "results", "data", "diagnose", "doctor", "demo")
+    for word in (*verbs, "Exit codes", "130"):
+        assert word in done.stdout
+
+
+def test_ls_shows_presets_and_that_nothing_is_done(tmp_path: Path) -> None:
+    done = splitfg("ls", "tiny", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "tiny" in lines[0]
+    assert "Table 0" in lines[0]
+    assert [line.split()[0] for line in lines[1:]] == ["adam", "sgd", "diverges", "fails"]
+    assert all(line.rstrip().endswith("not run") for line in lines[1:])
+
+
+def test_ls_for_machines(tmp_path: Path) -> None:
+    (row,) = json.loads(splitfg("ls", "tiny/adam", "--json", cwd=tmp_path).stdout)
+    assert (row["experiment"], row["preset"], row["seeds"], row["done"]) == ("tiny", "adam", [0, 1], [])
+
+
+def test_show_lists_fields_with_types_and_the_paper(tmp_path: Path) -> None:
+    done = splitfg("show", "tiny/adam", cwd=tmp_path)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["optimizer", "Adam", "Adam", "|", "Sgd"] in rows
+    assert ["optimizer.betas", "0.9,0.99", "tuple[float,", "float]"] in rows
+    assert ["diverge_at", "none", "int", "|", "none"] in rows
+    assert "paper: error 0.5 ± 0.1" in done.stdout
+
+
+def test_show_an_experiment_prints_its_protocol(tmp_path: Path) -> None:
+    done = splitfg("show", "tiny", cwd=tmp_path)
+    assert "small enough to kill and resume" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "run"])
+def test_misspelt_names_get_suggestions(tmp_path: Path, verb: str) -> None:
+    done = splitfg(verb, "tiny/adma", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing is called 'tiny/adma'; did you mean tiny/adam" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_overrides_are_listed_before_anything_runs(tmp_path: Path) -> None:
+    done = splitfg("run", "tiny/adam", "--set", "stepz=3", "--set", "noise=loud", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean steps?" in done.stderr
+    assert "noise: expected float, got 'loud'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seeds", ["x", "1-", ""])
+def test_bad_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
+    done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "0,1,2 or 0-4" in done.stderr
+
+
+def test_unknown_options_are_usage_errors() -> None:
+    assert splitfg("run", "--frobnicate").returncode == 2
+
+
+def test_names_complete_in_the_shell(tmp_path: Path) -> None:
+    done = splitfg(cwd=tmp_path, _SPLITFG_COMPLETE="complete_bash", COMP_WORDS="splitfg run tiny/a", COMP_CWORD="2")
+    assert done.stdout.split() == ["tiny/adam"]
+
+
+@pytest.mark.parametrize("verb", [["resume", "nowhere"], ["results", "add", "nowhere"], ["results", "add"]])
+def test_runs_that_are_not_there_are_usage_errors(tmp_path: Path, verb: list[str]) -> None:
+    done = splitfg(*verb, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no run folder at nowhere" in done.stderr or "no finished runs" in done.stderr
+
+
+def test_data_commands_say_what_is_wrong(tmp_path: Path) -> None:
+    done = splitfg("data", "prepare", "adullt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "adult" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_data_ls_for_machines(tmp_path: Path) -> None:
+    rows = json.loads(splitfg("data", "ls", "--json", XDG_CACHE_HOME=str(tmp_path)).stdout)
+    assert {row["state"] for row in rows} == {"missing"}
+    assert "adult" in {row["name"] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("nonsense", "MODULE:FUNCTION"), ("no_such_module:f", "no_such_module"), ("json:nothing", "no function")],
+)
+def test_diagnose_says_what_it_cannot_find(target: str, message: str) -> None:
+    done = splitfg("diagnose", target)
+    assert done.returncode == 2
+    assert message in done.stderr

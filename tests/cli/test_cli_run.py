@@ -1,0 +1,222 @@
+"""Running, interrupting, resuming and recording from the command line, as people and as machines do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from command_line import command, environment, splitfg
+
+from splitfg.runs import RunFolder, read_records
+
+
+def events_in(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """All presets of the plug-in, two at a time: some done, one diverged, one failed."""
+    place = tmp_path_factory.mktemp("made")
+    return place, splitfg("run", "tiny", "-j", "2", "--json", cwd=place)
+
+
+def test_one_failure_does_not_stop_the_others(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    place, done = made
+    assert done.returncode == 1
+    events = events_in(done.stdout)
+    assert events[-1] == {"event": "summary", "done": 3, "diverged": 1, "failed": 1}
+    ended = {e["run"]: e.get("status", e["event"]) for e in events if e["event"] in ("finished", "failed")}
+    assert ended == {
+        "tiny/adam/seed0": "done",
+        "tiny/adam/seed1": "done",
+        "tiny/sgd/seed0": "done",
+        "tiny/diverges/seed0": "diverged",
+        "tiny/fails/seed0": "failed",
+    }
+    assert RunFolder(place / "runs/tiny/adam/seed0").report().threads == 1
+
+
+def test_what_a_run_prints_is_in_its_log(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    place, _ = made
+    assert (place / "runs/tiny/adam/seed0/log.txt").read_text() == "printed by the experiment\n"
+    log = (place / "runs/tiny/fails/seed0/log.txt").read_text()
+    assert "Traceback" in log
+    assert "RuntimeError: failed on purpose" in log
+
+
+def test_finished_runs_are_skipped(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    place, _ = made
+    done = splitfg("run", "tiny/adam", "tiny/sgd", cwd=place)
+    assert (done.returncode, done.stdout.strip()) == (0, "3 finished before")
+
+
+def test_ls_knows_what_is_done(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    place, _ = made
+    lines = [line.split() for line in splitfg("ls", "tiny", cwd=place).stdout.splitlines()]
+    assert ["adam", "with", "Adam", "done", "2/2"] in lines
+    assert ["diverges", "on", "purpose", "done", "1/1,", "1", "diverged"] in lines
+    assert ["fails", "on", "purpose", "1", "unfinished"] in lines
+
+
+def test_a_run_whose_config_changed_is_refused_with_the_difference(
+    made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    place, _ = made
+    source = place / "runs/tiny/adam/seed0/config.json"
+    data = json.loads(source.read_text())
+    data["config"]["noise"] = 0.7
+    target = tmp_path / "runs/tiny/adam/seed0/config.json"
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps(data))
+    done = splitfg("run", "tiny/adam", "--seeds", "0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "noise: 0.7 -> 0.1" in done.stdout
+    assert [path.name for path in target.parent.iterdir()] == ["config.json"]
+
+
+def test_results_travel(made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    place, _ = made
+    done = splitfg("results", "add", "--runs", place / "runs", "--results", tmp_path / "results")
+    assert done.returncode == 0
+    assert "left out, not finished" in done.stderr
+    records = read_records(tmp_path / "none", tmp_path / "results")
+    assert [(r.report.preset, r.report.seed, r.report.status) for r in records.runs] == [
+        ("adam", 0, "done"),
+        ("adam", 1, "done"),
+        ("diverges", 0, "diverged"),
+        ("sgd", 0, "done"),
+    ]
+    assert "done 2/2" in splitfg("ls", "tiny/adam", cwd=tmp_path).stdout
+
+
+def test_report_prints_and_writes(made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    place, _ = made
+    done = splitfg("report", "tiny", "--runs", place / "runs", "--out", tmp_path / "page", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    error = RunFolder(place / "runs/tiny/adam/seed0").report().metrics["error"]
+    assert f"{error:.0f}." in done.stdout
+    assert {path.name for path in (tmp_path / "page").iterdir()} >= {"report.html", "report.md"}
+
+
+class Watched:
+    """A command line whose JSON events are read as they come."""
+
+    def __init__(self, place: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            command(*arguments, "--json"), cwd=place, env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self._lines: Iterator[str] = iter(self.process.stdout)
+
+    def wait_for_step(self, step: int) -> None:
+        for line in self._lines:
+            event = json.loads(line)
+            if event["event"] == "progress" and event["step"] >= step:
+                return
+        raise AssertionError("the run ended first")
+
+    def rest(self) -> list[dict[str, Any]]:
+        events = [json.loads(line) for line in self._lines]
+        self.process.wait(60)
+        return events
+
+    def close(self) -> None:
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def wait_until_free(folder: RunFolder) -> None:
+    """Wait until no process is in the folder any more."""
+    from splitfg.runs import RunError
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with folder.locked():
+                return
+        except RunError:
+            time.sleep(0.05)
+    raise AssertionError("the run goes on with nobody watching")
+
+
+def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
+    arguments = ("run", "tiny/adam", "--set", "pause_s=0.02", "--set", "steps=150", "--set", "checkpoint_every=1000")
+    folder = RunFolder(tmp_path / "runs/tiny/adam+steps=150,checkpoint_every=1000,pause_s=0.02/seed0")
+
+    watched = Watched(tmp_path, *arguments)
+    watched.wait_for_step(5)
+    os.kill(watched.process.pid, signal.SIGINT)
+    events = watched.rest()
+    watched.close()
+    assert watched.process.returncode == 130
+    assert next(e["message"] for e in events if e["event"] == "stopped").startswith("stopped after step")
+    assert events[-1] == {"event": "summary", "stopped": 1, "waiting": 1}
+    assert (folder.path / "checkpoint.json").exists()
+
+    with folder.locked():
+        busy = splitfg("resume", str(folder.path), cwd=tmp_path)
+    assert busy.returncode == 1
+    assert "another process is running" in busy.stdout
+
+    # whoever watches may be killed: the run notices, saves and stops
+    orphan = Watched(tmp_path, "resume", str(folder.path))
+    orphan.wait_for_step(1)
+    first = json.loads((folder.path / "checkpoint.json").read_text())["state"]["state"]["step"]
+    orphan.process.kill()
+    orphan.process.wait()
+    orphan.close()
+    wait_until_free(folder)
+    assert not folder.finished
+    assert json.loads((folder.path / "checkpoint.json").read_text())["state"]["state"]["step"] > first
+
+    done = splitfg("resume", folder.path, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "goes on from step" in done.stdout
+    assert "1 done" in done.stdout
+    assert folder.report().steps == 150
+
+
+def test_a_terminal_shows_bars_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    """Behind a pseudo-terminal, as a person would see it."""
+    import pty
+
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command("run", "tiny/sgd", "--set", "pause_s=0.02", "--set", "steps=5000"),
+        cwd=tmp_path,
+        env=environment(TERM="xterm-256color"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    seen = b""
+    stopped = False
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+        if not stopped and b"error" in seen:
+            os.killpg(process.pid, signal.SIGINT)
+            stopped = True
+    os.close(leader)
+    assert process.wait(60) == 130
+    text = seen.decode()
+    for part in ("/5,000", "/s", "loss", "error", "stopped after step", "go on with: splitfg resume"):
+        assert part in text

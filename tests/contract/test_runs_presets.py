@@ -1,0 +1,80 @@
+"""Every experiment that ships: its presets can be written down and read back, and its tables and figures name them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitfg.data import DataError
+from splitfg.experiments import EXPERIMENTS, Cell, Experiment, Preset, Sweep
+from splitfg.runs import RunFolder, execute, from_json, override, to_json
+
+ALL = [pytest.param(e, p, id=f"{e.name}/{p.name}") for e in EXPERIMENTS for p in e.presets]
+EACH = [pytest.param(e, id=e.name) for e in EXPERIMENTS]
+
+
+@pytest.mark.parametrize(("experiment", "preset"), ALL)
+def test_a_preset_survives_being_written_down(experiment: Experiment, preset: Preset) -> None:
+    assert from_json(type(preset.config), to_json(preset.config)) == preset.config
+    assert preset.seeds
+    assert preset.title
+
+
+@pytest.mark.parametrize("experiment", EACH)
+def test_tables_and_figures_name_presets_that_exist(experiment: Experiment) -> None:
+    names = {preset.name for preset in experiment.presets}
+    cells = [c for table in experiment.tables for row in table.rows for c in row.cells if isinstance(c, Cell)]
+    figures = [name for figure in experiment.figures for name in figure.presets]
+    assert {cell.preset for cell in cells} | set(figures) <= names
+    for table in experiment.tables:
+        assert all(len(row.cells) == len(table.columns) for row in table.rows)
+    for figure in experiment.figures:
+        if isinstance(figure, Sweep):
+            for name in figure.presets:
+                assert isinstance(field(to_json(experiment.preset(name).config), figure.field), int | float)
+
+
+@pytest.mark.parametrize("experiment", EACH)
+def test_an_experiment_has_a_protocol(experiment: Experiment) -> None:
+    package = importlib.import_module(experiment.runner.partition(":")[0].rpartition(".")[0])
+    assert package.__file__ is not None
+    assert (Path(package.__file__).parent / "README.md").stat().st_size > 200
+
+
+@pytest.mark.parametrize(("experiment", "preset"), ALL)
+def test_a_preset_takes_two_steps(experiment: Experiment, preset: Preset, tmp_path: Path) -> None:
+    module, _, name = experiment.runner.partition(":")
+    runner = getattr(importlib.import_module(module), name)
+    config = override(preset.config, experiment.smoke)
+    seed = preset.seeds[0]
+    folder = RunFolder.of(tmp_path, experiment.name, preset.name, seed)
+    folder.prepare(experiment.name, preset.name, seed, config)
+    try:
+        report = execute(folder, runner, config, device="cpu", emit=lambda event: None)
+    except DataError as error:
+        pytest.skip(f"its data is not here: {error}")
+    assert report.status == "done", report.message
+    assert report.trunk_backward is not None
+    wanted = {c.metric for t in experiment.tables for r in t.rows for c in r.cells if isinstance(c, Cell)}
+    assert set(report.metrics) & wanted or not wanted
+
+
+def test_the_registry_needs_no_torch() -> None:
+    code = "import sys; from splitfg.experiments import EXPERIMENTS; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def field(config: dict[str, Any], path: str) -> Any:
+    for name in path.split("."):
+        config = config[name]
+    return config

@@ -1,0 +1,62 @@
+"""``python -m tiny.kill STRAIGHT KILLED KILLS``: runs one folder in peace, and one in processes that are killed.
+
+The processes die of SIGKILL at random moments; the steps they would go on from are printed. They are forked from one
+that has imported torch already, so that dying often costs little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from splitfg.runs import RunFolder, execute, from_json, load_checkpoint
+from tiny import TinyConfig
+from tiny.run import run
+
+
+def start(folder: RunFolder) -> int:
+    child = os.fork()
+    if child == 0:
+        config = from_json(TinyConfig, folder.identity().config)
+        execute(folder, run, config, device="cpu", emit=lambda event: None)
+        os._exit(0)
+    return child
+
+
+def finish(folder: RunFolder) -> None:
+    _, status = os.waitpid(start(folder), 0)
+    if status != 0:
+        sys.exit("a run that nobody killed failed")
+
+
+def kill(folder: RunFolder, after_s: float) -> int:
+    """Kill a session; the step that the next one goes on from."""
+    child = start(folder)
+    time.sleep(after_s)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        sys.exit("the run ended before it could be killed: make it longer")
+    checkpoint = load_checkpoint(folder.path)
+    return 0 if checkpoint is None else int(checkpoint.state["state"]["step"])
+
+
+def main(straight: str, killed: str, kills: str) -> None:
+    torch.optim.Adam([torch.zeros(1)])  # imports what every child would import again
+    moments = random.Random(0)
+    finish(RunFolder(Path(straight)))
+    folder = RunFolder(Path(killed))
+    steps = [kill(folder, moments.uniform(0.0, 0.4)) for _ in range(int(kills))]
+    finish(folder)
+    print(json.dumps(steps))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

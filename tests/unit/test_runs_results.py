@@ -1,0 +1,102 @@
+"""Results that travel: merged by preset, seed and config, in a stable order, small, and read with run folders."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
+sys.path.insert(0, str(Path(__file__).parent))
+from test_runs_folder import make_report
+from tiny import TinyConfig
+
+from splitfg.runs import RunError, RunFolder, read_records, to_json
+from splitfg.runs.results import add_results, read_results, thin
+
+
+def finished(root: Path, seed: int = 0, variant: str = "adam", **changes: Any) -> RunFolder:
+    config = changes.pop("config", TinyConfig())
+    folder = RunFolder.of(root, "tiny", variant, seed)
+    folder.prepare("tiny", "adam", seed, config)
+    folder.metrics_path.write_text('{"step": 1, "wall_s": 0.5, "loss": 0.123456789}\n')
+    folder.finish(make_report(seed=seed, config=to_json(config), **changes))
+    return folder
+
+
+def test_results_files_do_not_depend_on_the_order_of_adding(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "runs", seed) for seed in (0, 1, 2, 10)]
+    folders.append(finished(tmp_path / "runs", 0, "adam+steps=5", config=TinyConfig(steps=5)))
+    written = []
+    for place in ("a", "b"):
+        random.Random(place).shuffle(folders)
+        for folder in folders:
+            add_results([folder], tmp_path / place)
+        written.append((tmp_path / place / "tiny.json").read_bytes())
+    assert written[0] == written[1]
+    file = json.loads(written[0])
+    assert (file["schema"], file["experiment"]) == (1, "tiny")
+    assert [run["seed"] for run in file["runs"]] == [0, 0, 1, 2, 10]
+    assert file["runs"][-1]["curve"] == [{"step": 1, "wall_s": 0.5, "loss": 0.123457}]
+
+
+def test_a_run_made_again_replaces_what_it_recorded(tmp_path: Path) -> None:
+    add_results([finished(tmp_path / "old", metrics={"error": 1.0})], tmp_path / "results")
+    add_results([finished(tmp_path / "new", metrics={"error": 2.0})], tmp_path / "results")
+    assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 2.0}]
+
+
+def test_a_damaged_results_file_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "tiny.json"
+    path.parent.mkdir()
+    path.write_text('{"schema": 1, "experiment": "tiny", "runs": [{"seed": "x"}]}')
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=r"runs\[0\].seed: expected int"):
+        add_results([finished(tmp_path / "runs")], path.parent)
+    assert path.read_bytes() == before
+
+
+def test_run_folders_win_over_recorded_results(tmp_path: Path) -> None:
+    add_results([finished(tmp_path / "old", metrics={"error": 1.0})], tmp_path / "results")
+    add_results([finished(tmp_path / "old", 1)], tmp_path / "results")
+    finished(tmp_path / "runs", metrics={"error": 2.0})
+    RunFolder.of(tmp_path / "runs", "tiny", "adam", 7).prepare("tiny", "adam", 7, TinyConfig())
+    broken = finished(tmp_path / "runs", 8)
+    (broken.path / "report.json").write_text("{}")
+    records = read_records(tmp_path / "runs", tmp_path / "results")
+    assert [(r.report.seed, r.report.metrics["error"], r.source) for r in records.runs] == [
+        (0, 2.0, "run folders"),
+        (1, 0.5, "results/tiny.json"),
+    ]
+    assert records.unfinished == ("tiny/adam/seed7",)
+    assert [problem.path for problem in records.problems] == [str(broken.path)]
+
+
+def test_nothing_there_is_nothing_found(tmp_path: Path) -> None:
+    records = read_records(tmp_path / "a", tmp_path / "b")
+    assert (records.runs, records.unfinished, records.problems) == ((), (), ())
+
+
+@pytest.mark.parametrize("losses", [1, 150, 5000])
+@pytest.mark.parametrize("evaluations", [0, 3, 400])
+def test_thin_curves_keep_their_ends_and_their_rare_points(losses: int, evaluations: int) -> None:
+    curve = [{"step": float(i), "loss": i / 3} for i in range(losses)]
+    curve += [{"step": float(i), "error": 1.0} for i in range(evaluations)]
+    curve.sort(key=lambda point: point["step"])
+    thinned = thin(curve)
+    assert len(thinned) <= 200
+    for metric, count in (("loss", losses), ("error", evaluations)):
+        steps = [point["step"] for point in thinned if metric in point]
+        assert steps == sorted(set(steps))
+        assert len(steps) >= min(count, 100)
+        if count:
+            assert (steps[0], steps[-1]) == (0, count - 1)
+
+
+def test_short_curves_are_kept_as_they_are() -> None:
+    curve = [{"step": i, "loss": 0.5} for i in range(200)]
+    assert list(thin(curve)) == curve
