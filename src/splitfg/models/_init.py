@@ -19,9 +19,7 @@ def uniform_fan_in_(tensor: Tensor, fan_in: int, *, generator: torch.Generator) 
     nn.init.uniform_(tensor, -bound, bound, generator=generator)
 
 
-def linear(
-    in_features: int, out_features: int, *, generator: torch.Generator, bias: bool = True
-) -> nn.Linear:
+def linear(in_features: int, out_features: int, *, generator: torch.Generator, bias: bool = True) -> nn.Linear:
     """A linear layer with W, b ~ U(±1/√in_features)."""
     layer: nn.Linear = skip_init(nn.Linear, in_features, out_features, bias=bias, device=generator.device)
     uniform_fan_in_(layer.weight, in_features, generator=generator)
@@ -30,9 +28,7 @@ def linear(
     return layer
 
 
-def conv(
-    in_channels: int, out_channels: int, *, size: int, stride: int = 1, generator: torch.Generator
-) -> nn.Conv2d:
+def conv(in_channels: int, out_channels: int, *, size: int, stride: int = 1, generator: torch.Generator) -> nn.Conv2d:
     """A square convolution without bias that keeps the image size at stride 1, W ~ U(±1/√fan_in)."""
     layer: nn.Conv2d = skip_init(
         nn.Conv2d,

@@ -171,9 +171,7 @@ class GPT(nn.Module):
         layer = nn.Linear(self.config.width, self.config.vocab, bias=False, device="meta")
         layer.weight = weight
         if bias:
-            layer.bias = nn.Parameter(
-                torch.zeros(self.config.vocab, device=weight.device, dtype=weight.dtype)
-            )
+            layer.bias = nn.Parameter(torch.zeros(self.config.vocab, device=weight.device, dtype=weight.dtype))
         return layer
 
     def _check(self, x: Tensor) -> None:

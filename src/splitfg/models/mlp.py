@@ -20,16 +20,18 @@ class MLP(nn.Module):
         features: Number of input features n.
         widths: Width of every layer; the default is the n-128-128 network of the tabular baselines.
         generator: Source of the initial parameters, W, b ~ U(±1/√fan_in).
+
+    Attributes:
+        sizes: ``(features, *widths)``.
+        layers: The linear layers, in order.
     """
 
-    def __init__(
-        self, features: int, *, widths: Sequence[int] = (128, 128), generator: torch.Generator
-    ) -> None:
+    def __init__(self, features: int, *, widths: Sequence[int] = (128, 128), generator: torch.Generator) -> None:
         super().__init__()
-        sizes = [features, *widths]
-        if len(sizes) < 2 or min(sizes) < 1:
-            raise ValueError(f"an MLP needs at least one layer and positive sizes, got {sizes}")
-        self.layers = nn.ModuleList(linear(n, m, generator=generator) for n, m in pairwise(sizes))
+        self.sizes = (features, *widths)
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            raise ValueError(f"an MLP needs at least one layer and positive sizes, got {self.sizes}")
+        self.layers = nn.ModuleList(linear(n, m, generator=generator) for n, m in pairwise(self.sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         """The representation h."""

@@ -42,9 +42,7 @@ class ConvNorm(nn.Module):
 class BasicBlock(nn.Module):
     """ReLU(x' + GN(conv(ReLU(GN(conv(x)))))); x' is x, or a 1x1 ConvNorm of it where the shape changes."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, *, stride: int = 1, generator: torch.Generator
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1, generator: torch.Generator) -> None:
         super().__init__()
         self.first = ConvNorm(in_channels, out_channels, stride=stride, generator=generator)
         self.second = ConvNorm(out_channels, out_channels, generator=generator)

@@ -26,9 +26,7 @@ class BatchEnsembleLinear(nn.Module):
     Initialised with W, b ~ U(±1/√in_features) and r, s ~ 1 + 0.1 N(0, 1).
     """
 
-    def __init__(
-        self, in_features: int, out_features: int, *, members: int, generator: torch.Generator
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, *, members: int, generator: torch.Generator) -> None:
         super().__init__()
 
         def empty(*shape: int) -> nn.Parameter:
@@ -74,8 +72,7 @@ class TabM(nn.Module):
         super().__init__()
         if min(features, width, layers, members) < 1:
             raise ValueError(
-                "TabM needs positive features, width, layers and members, "
-                f"got {features}, {width}, {layers}, {members}"
+                f"TabM needs positive features, width, layers and members, got {features}, {width}, {layers}, {members}"
             )
         sizes = [features] + [width] * layers
         self.layers = nn.ModuleList(

@@ -1,0 +1,165 @@
+"""Forward-Forward: every layer learns by itself to be active on right labels and quiet on wrong ones.
+
+Hinton, "The Forward-Forward algorithm: some preliminary investigations" (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splitfg.errors import refuse
+from splitfg.learners._batches import class_problems, feature_problems
+from splitfg.learners._goodness import Contrast, HardNegatives, Negatives, Objective
+from splitfg.learners._update import Update
+from splitfg.models import MLP
+from splitfg.training import Schedule
+from splitfg.types import Estimate, Inputs, Params, Stats, StepStats, Target
+
+# Candidate labels are tried in blocks of at most this many activations: 16 MiB in float32.
+_BLOCK_ELEMENTS = 2**22
+# Keeps the normalisation of a layer that is silent on a row finite.
+_SILENT = 1e-6
+
+
+class ForwardForward:
+    """Layer-local goodness learning of a classifier, without any reverse-mode pass.
+
+    The label enters as one-hot inputs beside the features, v = [x, λ onehot(c)]; no feature is overwritten.
+    With v_0 = v, layer l computes a_l = ReLU(W_l v_{l-1} + b_l) and passes on its direction only,
+    v_l = a_l / rms(a_l), so that a layer cannot inherit the goodness g_l = mean(a_l²) of the one below. Its
+    local loss is (1/B) Σ_n ℓ(g⁺_n, g⁻_n) over the true label and one wrong label of every example, and because
+    ReLU'(z) a = a its gradient is closed:
+
+        dL_l/dz_l = (1/B) ℓ'(g) · 2 a_l / width_l,    dL_l/dW_l = (dL_l/dz_l)ᵀ v_{l-1}.
+
+    The prediction is argmax_c Σ_l g_l([x, λ onehot(c)]).
+
+    Args:
+        mlp: The network, with ``features + classes`` inputs.
+        optimizer: Any ``torch.optim`` optimizer over its parameters.
+        classes: Number of classes, at least 2.
+        label_scale: λ, the size of the label's one-hot entry beside standardised features.
+        objective: The local loss.
+        negatives: How wrong labels are chosen.
+        schedule: Factor on the learning rate, by step; constant by default.
+        max_norm: Joint clipping bound; ``None`` for no clipping, which also keeps layers fully independent.
+    """
+
+    def __init__(
+        self,
+        mlp: MLP,
+        optimizer: torch.optim.Optimizer,
+        *,
+        classes: int,
+        label_scale: float = 3.0,
+        objective: Objective | None = None,
+        negatives: Negatives | None = None,
+        schedule: Schedule | None = None,
+        max_norm: float | None = 1.0,
+    ) -> None:
+        refuse(_setting_problems(mlp, classes, label_scale))
+        self.mlp, self.classes, self.label_scale = mlp, classes, label_scale
+        self.objective: Objective = objective if objective is not None else Contrast()
+        self.negatives: Negatives = negatives if negatives is not None else HardNegatives()
+        self._update = Update(mlp, optimizer, schedule=schedule, max_norm=max_norm)
+
+    @property
+    def features(self) -> int:
+        """Number of input features, without the label's."""
+        return self.mlp.sizes[0] - self.classes
+
+    @torch.no_grad()
+    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
+        """Learn from one batch: features ``(B, features)``, classes ``(B,)``."""
+        refuse(feature_problems(x, self.features) + class_problems(x, y, self.classes))
+        assert isinstance(x, Tensor)
+        y = y.long()
+        wrong = self.negatives(y, self.classes, lambda: self._goodness(x), generator)
+        estimate = self._local_gradients(x, y, wrong)
+        self._update(estimate)
+        return StepStats(estimate.loss, {**estimate.stats.norms, "jvps": 0, "trunk_backward": 0})
+
+    @torch.no_grad()
+    def predict(self, x: Inputs) -> Tensor:
+        """The goodness of every class, summed over layers, ``(B, classes)``."""
+        refuse(feature_problems(x, self.features))
+        assert isinstance(x, Tensor)
+        return self._goodness(x)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, optimizer and step count."""
+        return self._update.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._update.load_state_dict(state)
+
+    def _local_gradients(self, x: Tensor, y: Tensor, wrong: Tensor) -> Estimate:
+        """Every layer's gradient of its own loss, positives and negatives stacked in one pass."""
+        labels = torch.cat([y, wrong])
+        onehot = F.one_hot(labels, self.classes).to(x.dtype)
+        v = torch.cat([x.repeat(2, 1), self.label_scale * onehot], dim=1)
+        loss, grads, norms = x.new_zeros(()), Params(), Params()
+        for i, (weight, bias) in enumerate(self._layers()):
+            a = torch.relu(F.linear(v, weight, bias))
+            positive, negative = a.square().mean(dim=1).chunk(2)
+            local, up, down = self.objective(positive, negative)
+            dz = torch.cat([up, down]).unsqueeze(1) * a * (2 / (a.shape[1] * x.shape[0]))
+            grads |= {f"layers.{i}.weight": dz.T @ v, f"layers.{i}.bias": dz.sum(dim=0)}
+            norms |= {f"goodness/positive_{i}": positive.mean(), f"goodness/negative_{i}": negative.mean()}
+            loss, v = loss + local.mean(), _direction(a)
+        return Estimate(loss, grads, Stats(biased=True, norms=norms))
+
+    def _goodness(self, x: Tensor) -> Tensor:
+        """Σ_l g_l for every class ``(B, classes)``, in blocks of rows and classes."""
+        widest = max(self.mlp.sizes[1:])
+        rows = max(1, min(x.shape[0], _BLOCK_ELEMENTS // widest))
+        classes = max(1, _BLOCK_ELEMENTS // (widest * rows))
+        return torch.cat([self._rows_goodness(part, classes) for part in x.split(rows)])
+
+    def _rows_goodness(self, x: Tensor, block: int) -> Tensor:
+        """The first layer is linear in the label: its part from the features is computed once for all classes."""
+        weight, bias = next(self._layers())
+        shared = F.linear(x, weight[:, : self.features], bias)
+        labels = self.label_scale * weight[:, self.features :].T
+        parts = [self._candidates(shared, labels[i : i + block]) for i in range(0, self.classes, block)]
+        return torch.cat(parts, dim=1)
+
+    def _candidates(self, shared: Tensor, labels: Tensor) -> Tensor:
+        a = torch.relu(shared.unsqueeze(1) + labels)
+        total = a.square().mean(dim=-1)
+        for weight, bias in list(self._layers())[1:]:
+            a = torch.relu(F.linear(_direction(a), weight, bias))
+            total = total + a.square().mean(dim=-1)
+        return total
+
+    def _layers(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for i in range(len(self.mlp.layers)):
+            layer = self.mlp.get_submodule(f"layers.{i}")
+            yield layer.get_parameter("weight"), layer.get_parameter("bias")
+
+
+def _direction(a: Tensor) -> Tensor:
+    """What a layer passes on: a / rms(a), row by row."""
+    return a / (a.square().mean(dim=-1, keepdim=True).sqrt() + _SILENT)
+
+
+def _setting_problems(mlp: MLP, classes: int, label_scale: float) -> list[str]:
+    found = []
+    if classes < 2:
+        found.append(
+            f"Forward-Forward needs at least 2 classes, got {classes}: without another label it has no negatives"
+        )
+    if mlp.sizes[0] <= classes:
+        found.append(
+            f"the network reads {mlp.sizes[0]} inputs, which leaves no feature beside {classes} classes:"
+            " build it with MLP(features + classes, ...)"
+        )
+    if not label_scale > 0:
+        found.append(f"label_scale must be positive, got {label_scale}")
+    return found
