@@ -1,0 +1,74 @@
+"""The core on a CUDA device: the same identities as on the CPU, and memory that does not grow with depth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import splitfg
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def network(depth: int = 2, width: int = 32, dtype: torch.dtype = torch.float64) -> splitfg.Split:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.GELU())]
+    trunk = nn.Sequential(*layers).to("cuda", dtype)
+    return splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(width, 7).to("cuda", dtype)))
+
+
+def batch(rows: int = 16, width: int = 32, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, width, device="cuda", dtype=dtype)
+    return x, torch.randint(0, 7, (rows,), device="cuda")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def assert_same(first: splitfg.Estimate, second: splitfg.Estimate, **tolerance: float) -> None:
+    assert set(first.grads) == set(second.grads)
+    for name, g in first.grads.items():
+        torch.testing.assert_close(g, second.grads[name], msg=name, **tolerance)
+
+
+def test_as_many_orthogonal_tangents_as_parameters_give_the_gradient():
+    split, (x, y) = network(width=16), batch(width=16)
+    count = sum(p.numel() for p in split.trunk_params().values())
+    estimate = splitfg.SplitFG(count, law=splitfg.Orthogonal())(split, x, y, generator=generator())
+    assert_same(estimate, splitfg.Backprop()(split, x, y))
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_the_chunk_does_not_change_the_estimate(chunk):
+    split, (x, y) = network(), batch()
+    whole = splitfg.SplitFG(8)(split, x, y, generator=generator())
+    parts = splitfg.SplitFG(8, engine=splitfg.ForwardMode(chunk))(split, x, y, generator=generator())
+    assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("estimator", [splitfg.SplitFG(4), splitfg.ForwardGradient(4), splitfg.Backprop()])
+def test_compiled_equals_eager(estimator):
+    split, (x, y) = network(dtype=torch.float32), batch(dtype=torch.float32)
+    eager = estimator(split, x, y, generator=generator())
+    compiled = torch.compile(estimator)(split, x, y, generator=generator())
+    assert_same(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+def peak(estimator: splitfg.Estimator, depth: int) -> int:
+    split, (x, y) = network(depth, 256, torch.float32), batch(4096, 256, torch.float32)
+    estimator(split, x, y, generator=generator())
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    estimator(split, x, y, generator=generator())
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_memory_grows_with_depth_for_backprop_only():
+    layer = 4 * 256 * 257  # bytes of one more layer's parameters, in float32
+    activations = 4 * 4096 * 256
+    # one more layer may cost its tangent, its flat gradient and their sum, but no activations
+    growth = (peak(splitfg.SplitFG(4, engine=splitfg.ForwardMode(1)), 24) - peak(splitfg.SplitFG(1), 8)) / 16
+    assert growth < 4 * layer < activations
+    assert (peak(splitfg.Backprop(), 24) - peak(splitfg.Backprop(), 8)) / 16 > activations
