@@ -1,0 +1,182 @@
+"""From a table to the numbers a network reads: features encoded, targets scaled, rows dealt into folds.
+
+Everything is learned from the training rows alone and then applied to any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from splitfg.data._load import Table
+from splitfg.data.errors import DataError
+
+Floats: TypeAlias = NDArray[np.float64]
+Rows: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableEncoding:
+    """Numeric columns standardised, then categorical columns as integer codes, as they are.
+
+    A numeric value becomes (x - mean) / deviation with the training rows' statistics; a missing one becomes 0, the
+    mean; a column that is constant (or wholly missing) there becomes 0 everywhere, whatever it holds later.
+
+    A category becomes its place among the training rows' categories, 0 to n - 1, the most frequent first (so that
+    codes, which are not standardised, are mostly small), or in its own order where it is an ordered pandas categorical.
+    Categories that the training rows did not have share the code n, and a missing value has a code of its own, -1.
+
+    Attributes:
+        columns: Names of all columns, in the order in which a table must have them.
+        numeric: Names of the numeric columns.
+        mean: Their means, shape ``(len(numeric),)``.
+        deviation: Their standard deviations; infinite for constant columns, which makes them 0.
+        categories: The categories of each of the other columns.
+    """
+
+    columns: tuple[Any, ...]
+    numeric: tuple[Any, ...]
+    mean: Floats
+    deviation: Floats
+    categories: tuple[tuple[Any, tuple[Any, ...]], ...]
+
+    @classmethod
+    def fit(
+        cls, frame: pd.DataFrame, *, categorical: Sequence[Any] | None = None, weight: Floats | None = None
+    ) -> TableEncoding:
+        """Learn the encoding from training rows.
+
+        Args:
+            frame: One row per example.
+            categorical: Names of the categorical columns; by default those of a pandas categorical, text, boolean or
+                object type.
+            weight: How much each row counts, more than zero.
+
+        Raises:
+            DataError: There are no rows, or a numeric column holds text or infinite values.
+        """
+        if frame.empty:
+            raise DataError(f"a table of shape {frame.shape} has nothing to learn from")
+        chosen = _categorical_columns(frame) if categorical is None else list(categorical)
+        numeric = tuple(c for c in frame.columns if c not in chosen)
+        weight = np.ones(len(frame)) if weight is None else weight
+        mean, deviation = _statistics(_numbers(frame, numeric), weight)
+        categories = tuple((c, _categories(frame[c], weight)) for c in chosen)
+        return cls(tuple(frame.columns), numeric, mean, deviation, categories)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row becomes."""
+        return len(self.numeric) + len(self.categories)
+
+    def transform(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """The rows as numbers, shape ``(rows, width)``.
+
+        Raises:
+            DataError: The columns are not those of the training rows, or hold text or infinite values.
+        """
+        if tuple(frame.columns) != self.columns:
+            raise DataError("the table does not have the columns it was fitted with", _column_problems(frame, self))
+        encoded = np.empty((len(frame), self.width), dtype=np.float32)
+        scaled = (_numbers(frame, self.numeric) - self.mean) / self.deviation
+        encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0, copy=False)
+        for place, (column, categories) in enumerate(self.categories, start=len(self.numeric)):
+            encoded[:, place] = _codes(frame[column], categories)
+        return encoded
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """Regression targets in units of the training rows' standard deviations, around their mean."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def fit(cls, values: Floats, *, weight: Floats | None = None) -> TargetScale:
+        """Learn mean and deviation; the deviation of a constant target counts as 1."""
+        mean = float(np.average(values, weights=weight))
+        deviation = float(np.sqrt(np.average(np.square(values - mean), weights=weight)))
+        return cls(mean, deviation if np.ptp(values) > 0 else 1.0)
+
+    def transform(self, values: Floats) -> NDArray[np.float32]:
+        """(y - mean) / deviation."""
+        return ((values - self.mean) / self.deviation).astype(np.float32)
+
+    def inverse(self, scaled: NDArray[Any]) -> Floats:
+        """Back to the target's own units."""
+        return scaled.astype(np.float64) * self.deviation + self.mean
+
+
+def folds(table: Table, *, count: int = 5, seed: int = 0) -> list[tuple[Rows, Rows]]:
+    """Training and held-out rows of every fold: shuffled once, and with equal shares of every class."""
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    kind = KFold if table.task == "regression" else StratifiedKFold
+    splitter = kind(n_splits=count, shuffle=True, random_state=seed)
+    return list(splitter.split(np.zeros(len(table.target)), table.target))
+
+
+def _categorical_columns(frame: pd.DataFrame) -> list[Any]:
+    return [c for c in frame.columns if not _is_number(frame[c].dtype)]
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype))
+
+
+def _numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
+    """The columns as floats, missing values as NaN."""
+    problems = [f"{c!r} holds text or objects, not numbers" for c in columns if not _is_number(frame[c].dtype)]
+    if not problems:
+        values = frame[list(columns)].to_numpy(dtype=np.float64, na_value=np.nan)
+        infinite = np.isinf(values).any(axis=0)
+        problems = [f"{c!r} holds infinite values" for c, bad in zip(columns, infinite, strict=True) if bad]
+    if problems:
+        raise DataError("the table cannot be standardised", problems, hint="encode or drop those columns")
+    return values
+
+
+def _statistics(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Weighted mean and deviation of every column over what is not missing."""
+    present = ~np.isnan(values)
+    share = present * weight[:, None]
+    total = np.where(share.sum(axis=0) > 0, share.sum(axis=0), 1.0)
+    filled = np.where(present, values, 0.0)
+    mean = (share * filled).sum(axis=0) / total
+    variance = (share * np.square(np.where(present, values - mean, 0.0))).sum(axis=0) / total
+    low = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
+    high = np.where(present, values, -np.inf).max(axis=0, initial=-np.inf)
+    # compared exactly: the rounded mean of equal numbers may differ from them, which would turn rounding into ±1
+    return mean, np.where(high > low, np.sqrt(variance), np.inf)
+
+
+def _categories(column: pd.Series[Any], weight: Floats) -> tuple[Any, ...]:
+    """The categories of a column, in the order of their codes."""
+    if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
+        return tuple(column.cat.remove_unused_categories().cat.categories)
+    there = column.notna().to_numpy()
+    codes, labels = pd.factorize(column[there].astype("object"))
+    share = np.bincount(codes, weights=weight[there], minlength=len(labels))
+    # ties are broken by the label's own text, so that the order of the rows does not matter
+    ranked = sorted(zip(-share, labels, strict=True), key=lambda pair: (pair[0], str(pair[1]), type(pair[1]).__name__))
+    return tuple(label for _, label in ranked)
+
+
+def _codes(column: pd.Series[Any], categories: tuple[Any, ...]) -> Rows:
+    codes: Rows = pd.Index(categories, dtype="object").get_indexer(pd.Index(column.astype("object")))
+    codes[codes == -1] = len(categories)
+    codes[column.isna().to_numpy()] = -1
+    return codes
+
+
+def _column_problems(frame: pd.DataFrame, encoding: TableEncoding) -> list[str]:
+    there = tuple(frame.columns)
+    lacking = [f"{c!r} is missing" for c in encoding.columns if c not in there]
+    extra = [f"{c!r} was not there" for c in there if c not in encoding.columns]
+    return [*lacking, *extra] or ["they are in another order"]

@@ -1,0 +1,97 @@
+"""Train on four folds, measure on the fifth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg.data import load_table
+from splitfg.data.preprocess import Rows, TableEncoding, TargetScale, folds
+from splitfg.experiments.tabular import Tabular
+from splitfg.learners.hopfield import HopfieldReadout
+from splitfg.runs import RunContext, fit
+from splitfg.sklearn._batches import Epochs
+from splitfg.sklearn._learners import Recipe, Shape
+from splitfg.types import Learner
+
+_ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Encoded training and held-out rows on the device, and how many classes there are."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int | None
+
+
+def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
+    """Train with one method and measure on held-out fold ``seed``."""
+    fold = load_fold(config.dataset, seed, config.folds, run.device)
+    generator = torch.Generator(run.device).manual_seed(config.training_seed)
+    recipe = Recipe(config.method, config.network, config.optimizer, config.rho, config.clip)
+    learner = recipe.build(Shape(fold.x.shape[1], fold.classes), generator)
+    rows = len(fold.x) + len(fold.test_x)
+    if isinstance(learner, HopfieldReadout):
+        return {**_store(learner, config, fold, generator, run), "rows": rows}
+    epochs = Epochs(len(fold.x), batch=config.batch, seed=config.training_seed)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        chosen = epochs.rows(step).to(run.device)
+        return fold.x[chosen], fold.y[chosen]
+
+    fit(learner, batch, steps=config.steps, generator=generator, run=run, checkpoint_every=100, log_every=10)
+    seen = config.steps * epochs.batch / len(fold.x)
+    return {**measure(learner, fold), "epochs": seen, "rows": rows}
+
+
+def _store(
+    learner: HopfieldReadout, config: Tabular, fold: Fold, generator: torch.Generator, run: RunContext
+) -> dict[str, float]:
+    """Store each training row at most once, within the budget; choose the readout's settings on the stored rows."""
+    epochs = Epochs(len(fold.x), batch=config.batch, seed=config.training_seed)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        chosen = epochs.once(step).to(run.device)
+        return fold.x[chosen], fold.y[chosen]
+
+    steps = min(config.steps, epochs.steps)
+    fit(learner, batch, steps=steps, generator=generator, run=run, checkpoint_every=steps)
+    learner.tune(generator=generator)
+    return {
+        **measure(learner, fold),
+        "stored": learner.stored,
+        "beta": learner.beta,
+        "standardise": learner.scaling.standardise,
+        "unit": learner.scaling.unit,
+    }
+
+
+def measure(learner: Learner, fold: Fold) -> dict[str, float]:
+    """Accuracy in % or RMSE on the held-out rows."""
+    outputs = torch.cat([learner.predict(part) for part in fold.test_x.split(_ROWS_AT_ONCE)])
+    if fold.classes is None:
+        return {"rmse": (outputs - fold.test_y).square().mean().sqrt().item()}
+    return {"accuracy": 100 * (outputs.argmax(1) == fold.test_y).double().mean().item()}
+
+
+def load_fold(dataset: str, fold: int, count: int, device: torch.device) -> Fold:
+    """One fold of a data set, encoded and scaled by its training rows."""
+    table = load_table(dataset)
+    train, test = folds(table, count=count)[fold]
+    encoding = TableEncoding.fit(table.features.iloc[train], categorical=table.categorical)
+    target = table.target
+    if table.task == "regression":
+        target = TargetScale.fit(target[train]).transform(target)[:, None]
+
+    def tensors(rows: Rows) -> tuple[Tensor, Tensor]:
+        x = encoding.transform(table.features.iloc[rows])
+        return torch.as_tensor(x, device=device), torch.as_tensor(target[rows], device=device)
+
+    return Fold(*tensors(train), *tensors(test), len(table.classes) or None)

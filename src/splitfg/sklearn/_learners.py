@@ -1,0 +1,122 @@
+"""From recipes to learners for rows of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from splitfg import (
+    CrossEntropy,
+    GradientLearner,
+    Head,
+    LinearHead,
+    ProbedHead,
+    ReverseModeHead,
+    Split,
+    SplitError,
+    SquaredError,
+)
+from splitfg.learners._goodness import Contrast, HardNegatives
+from splitfg.learners.forward_forward import ForwardForward
+from splitfg.learners.hopfield import HopfieldReadout
+from splitfg.models import MLP, TabM, linear
+from splitfg.recipes import Adam
+from splitfg.sklearn.methods import (
+    ForwardForwardMethod,
+    HeadRecipe,
+    HopfieldMethod,
+    LinearHeadRecipe,
+    Network,
+    NonlinearHeadRecipe,
+    PredictiveCodingMethod,
+    TabularMethod,
+)
+from splitfg.types import Learner
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is learned: how many features there are, and how many classes (``None`` for one real value)."""
+
+    features: int
+    classes: int | None
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a head: one per class, or one value."""
+        return 1 if self.classes is None else self.classes
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything a learner is built from, but for the data's shape and the random numbers.
+
+    Attributes:
+        method: How it learns.
+        network: What learns.
+        optimizer: How gradients become steps.
+        rho: Trunk step scale.
+        clip: Joint clipping bound.
+    """
+
+    method: TabularMethod
+    network: Network
+    optimizer: Adam
+    rho: float = 1.0
+    clip: float = 1.0
+
+    def build(self, shape: Shape, generator: torch.Generator) -> Learner:
+        """The learner, on the generator's device.
+
+        Raises:
+            SplitError: The method cannot learn this.
+        """
+        if isinstance(self.method, ForwardForwardMethod):
+            return self._forward_forward(self.method, shape, generator)
+        if isinstance(self.method, HopfieldMethod):
+            trunk = self._tabm(shape, generator)
+            return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
+        local = isinstance(self.method, PredictiveCodingMethod)
+        trunk = self._mlp(shape.features, generator) if local else self._tabm(shape, generator)
+        split = Split(trunk, _head(self.network.head, self.network.width, shape, generator))
+        estimator, magnitude = self.method.build()
+        optimizer = self.optimizer.build(split, rho=self.rho)
+        return GradientLearner(split, estimator, optimizer, max_norm=self.clip, magnitude=magnitude)
+
+    def _forward_forward(
+        self, method: ForwardForwardMethod, shape: Shape, generator: torch.Generator
+    ) -> ForwardForward:
+        if shape.classes is None:
+            raise SplitError(
+                ["Forward-Forward compares labels, so it cannot learn a real value: choose another method"]
+            )
+        mlp = self._mlp(shape.features + shape.classes, generator)
+        settings = self.optimizer
+        return ForwardForward(
+            mlp,
+            torch.optim.Adam(mlp.parameters(), lr=settings.lr, betas=settings.betas, eps=settings.eps),
+            classes=shape.classes,
+            label_scale=method.label_scale,
+            objective=Contrast(method.sharpness),
+            negatives=HardNegatives(method.negative_sharpness),
+            max_norm=self.clip,
+        )
+
+    def _tabm(self, shape: Shape, generator: torch.Generator) -> nn.Module:
+        net = self.network
+        return TabM(shape.features, width=net.width, layers=net.layers, members=net.members, generator=generator)
+
+    def _mlp(self, inputs: int, generator: torch.Generator) -> MLP:
+        return MLP(inputs, widths=(self.network.width,) * self.network.layers, generator=generator)
+
+
+def _head(recipe: HeadRecipe, width: int, shape: Shape, generator: torch.Generator) -> Head:
+    loss = SquaredError() if shape.classes is None else CrossEntropy()
+    if isinstance(recipe, NonlinearHeadRecipe):
+        hidden = linear(width, recipe.width, generator=generator)
+        last = linear(recipe.width, shape.outputs, generator=generator)
+        return ReverseModeHead(nn.Sequential(hidden, nn.ReLU(), last), loss)
+    layer = linear(width, shape.outputs, generator=generator)
+    return LinearHead(layer, loss=loss) if isinstance(recipe, LinearHeadRecipe) else ProbedHead(layer, loss)
