@@ -96,6 +96,16 @@ def z_bound(comparisons, error=1e-4):
 
 
 def z_scores(samples, expected):
-    """How many standard errors the mean of the rows of ``samples`` lies from ``expected``, by column."""
+    """How many standard errors the mean of the rows of ``samples`` lies from ``expected``, by column.
+
+    A column that does not vary at all must equal its expectation.
+    """
     error = samples.std(dim=0) / math.sqrt(samples.shape[0])
-    return (samples.mean(dim=0) - expected) / error
+    return (samples.mean(dim=0) - expected) / error.clamp_min(1e-9)
+
+
+def fair(samples, expected):
+    """Whether the means of all columns lie within the bound for so many comparisons."""
+    samples = samples.reshape(samples.shape[0], -1)
+    z = z_scores(samples, torch.as_tensor(expected, dtype=samples.dtype).reshape(-1))
+    return bool((z.abs() < z_bound(samples.shape[1])).all())

@@ -213,6 +213,41 @@ def _ungated(model, x, y):
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
+class TestParts:
+    """A split made of a trunk and a head, whose model joins the two."""
+
+    def joined(self):
+        def build():
+            return Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), LinearHead(nn.Linear(4, 4), nn.Linear(4, 2)))
+
+        s = seeded(build)
+        s.model.double()
+        return s
+
+    def test_names_tell_trunk_from_head(self):
+        s = self.joined()
+        assert {n.split(".")[0]: r for n, r in s.roles.items()} == {"trunk": Role.TRUNK, "head": Role.HEAD}
+        assert str(s) == "Split(trunk=16, head=30)"
+
+    def test_model_evaluates(self):
+        s, x = self.joined(), noise(5, 3)
+        torch.testing.assert_close(s.model(x), s.predict(x))
+
+    def test_saving_and_loading_just_works(self):
+        s, other, x = self.joined(), self.joined(), noise(5, 3)
+        with torch.no_grad():
+            for p in s.model.parameters():
+                p.mul_(1.5)
+        other.model.load_state_dict(s.model.state_dict())
+        torch.testing.assert_close(other.predict(x), s.predict(x))
+
+    @pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the joined model reads the head's parameters detached")
+    def test_model_is_an_ordinary_module(self):
+        """Autograd through it reaches the head's parameters too."""
+        s, x, y = self.joined(), noise(5, 3), classes(5, count=2)
+        same(full_basis(s, x, y), gradient(s.model, x, y))
+
+
 class TestMiddle:
     @pytest.mark.parametrize(("head", "tolerance"), [(None, 1e-9), (ReverseModeHead, 1e-9), (ProbedHead, 1e-7)])
     @pytest.mark.parametrize("at", ["out.norm", "out.fc"])

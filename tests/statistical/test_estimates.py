@@ -1,0 +1,137 @@
+"""Whole estimates, drawn a fixed number of times: unbiased, as noisy as the theory says, and never the same twice."""
+
+import pytest
+import torch
+from _toolkit import (
+    TiedLanguageModel,
+    classes,
+    exact,
+    fair,
+    flat,
+    generator,
+    mlp_split,
+    noise,
+    seeded,
+    trunk_names,
+)
+
+from splitfg import (
+    Backprop,
+    Conditioned,
+    EvolutionStrategy,
+    ForwardGradient,
+    ForwardMode,
+    Orthogonal,
+    Rademacher,
+    RunningMagnitude,
+    SplitFG,
+    Tied,
+    split,
+    theory,
+)
+
+DRAWS, K = 600, 3
+
+
+def problem():
+    return mlp_split(2, 3, 3), noise(4, 2), classes(4, count=3)
+
+
+def draw(estimator, s, x, y, names, **settings):
+    """``DRAWS`` estimates from one generator, flat, shape ``(DRAWS, P)``."""
+    g = generator(5)
+    return torch.stack([flat(estimator(s, x, y, generator=g, **settings).grads, names) for _ in range(DRAWS)])
+
+
+def test_gaussian_split_fg():
+    """Mean, variance by coordinate, total variance and full second moment, from the same draws."""
+    s, x, y = problem()
+    grads = exact(s, x, y)
+    names, head = trunk_names(s), flat(grads, list(s.head_params()))
+    g = flat(grads, names)
+    sample = draw(SplitFG(K), s, x, y, list(grads))
+    assert fair(sample, flat(grads))
+    assert (sample[:, g.numel() :] == sample[0, g.numel() :]).all()  # the head is exact every time
+    trunk = sample[:, : g.numel()]
+    errors = (trunk - g).square()
+    assert fair(errors, theory.coordinate_variance(g, K))
+    assert fair(errors.sum(1), theory.total_variance(g, K))
+    assert not fair(errors.sum(1), theory.total_variance(g, K + 1))
+    assert fair(sample.square().sum(1), theory.second_moment(g, head, K))
+
+
+def test_rademacher_split_fg():
+    s, x, y = problem()
+    names = trunk_names(s)
+    g = flat(exact(s, x, y), names)
+    sample = draw(SplitFG(K, law=Rademacher(), engine=ForwardMode(chunk=2)), s, x, y, names)
+    assert fair(sample, g)
+    total = (sample - g).square().sum(1)
+    assert fair(total, theory.total_variance(g, K, theory.RADEMACHER_FOURTH_MOMENT))
+    assert not fair(total, theory.total_variance(g, K))
+
+
+def test_orthogonal_split_fg():
+    s, x, y = problem()
+    names = trunk_names(s)
+    g = flat(exact(s, x, y), names)
+    sample = draw(SplitFG(K, law=Orthogonal()), s, x, y, names)
+    assert fair(sample, g)
+    assert fair((sample - g).square().sum(1), theory.orthogonal_total_variance(g, K))
+
+
+def test_conditioned_split_fg():
+    """Unbiased although every coordinate is perturbed by its own length."""
+    s, x, y = problem()
+    names, magnitude = trunk_names(s), RunningMagnitude()
+    seen = {n: noise(*p.shape, seed=6) for n, p in s.trunk_params().items()}
+    magnitude.update(seen)
+    g = flat(exact(s, x, y), names)
+    sample = draw(SplitFG(K, law=Conditioned(magnitude)), s, x, y, names)
+    assert fair(sample, g)
+    running = flat(seen, names).abs()  # after one update, what was seen
+    relative = (running / running.square().mean().sqrt()).clamp_min(0.1)
+    scale = relative / relative.square().mean().sqrt()
+    assert fair((sample - g).square().sum(1), theory.conditioned_coordinate_variance(g, scale, K).sum())
+
+
+@pytest.mark.parametrize("quality", ["good", "bad"])
+def test_prediction_is_unbiased_whatever_it_is(quality):
+    """And the noise is that of g - p: nearly none for a good prediction, more than without for a bad one."""
+    s, x, y = problem()
+    names, grads = trunk_names(s), exact(s, x, y)
+    g = flat(grads, names)
+    error = {n: noise(*grads[n].shape, seed=7) for n in names}
+    size = (0.1 if quality == "good" else 3.0) * g.norm() / flat(error, names).norm()
+    prediction = {n: grads[n] + size * error[n] for n in names}
+    sample = draw(SplitFG(K), s, x, y, names, prediction=prediction)
+    assert fair(sample, g)
+    residual = g - flat(prediction, names)
+    assert fair((sample - g).square().sum(1), theory.total_variance(residual, K))
+
+
+@pytest.mark.parametrize("policy", [Tied.INCLUDE, Tied.EXCLUDE])
+def test_tied_table(policy):
+    """Unbiased for backprop through both roles, or for the readout-only surrogate."""
+    s = split(seeded(lambda: TiedLanguageModel(vocab=3, width=2)).double(), tied=policy)
+    x, y = classes(3, 2, count=3), classes(3, 2, count=3, seed=9)
+    target = Backprop(readout_only=policy is Tied.EXCLUDE)(s, x, y).grads
+    other = Backprop(readout_only=policy is not Tied.EXCLUDE)(s, x, y).grads
+    sample = draw(SplitFG(8), s, x, y, list(target))
+    assert fair(sample, flat(target))
+    assert not fair(sample, flat(other, list(target)))
+
+
+def test_forward_gradient():
+    s, x, y = problem()
+    grads = exact(s, x, y)
+    sample = draw(ForwardGradient(K), s, x, y, list(grads))
+    assert fair(sample, flat(grads))
+    total = (sample - flat(grads)).square().sum(1)
+    assert fair(total, theory.total_variance(flat(grads), K))
+
+
+def test_evolution_strategy_is_unbiased_to_the_square_of_sigma():
+    s, x, y = problem()
+    grads = exact(s, x, y)
+    assert fair(draw(EvolutionStrategy(K, sigma=1e-3), s, x, y, list(grads)), flat(grads))
