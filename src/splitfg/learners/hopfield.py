@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from splitfg.errors import SplitError, refuse
 from splitfg.learners._batches import class_problems
-from splitfg.learners._memory import Memory
+from splitfg.learners._memory import Memory, fingerprint
 from splitfg.learners._retrieval import Scaling, softmax_readout
 from splitfg.types import Inputs, StepStats, Target
 
@@ -43,7 +43,7 @@ class HopfieldReadout:
     Args:
         trunk: Any function from inputs to h of shape ``(B, d)``; it is never changed.
         classes: Number of classes; ``None`` for regression.
-        capacity: The most pairs to store: a uniform sample of all that :meth:`step` was given.
+        capacity: The most pairs to store: a uniform sample of the distinct examples :meth:`step` was given.
         beta: β, the inverse temperature.
         scaling: How features are scaled before they are compared.
     """
@@ -68,13 +68,16 @@ class HopfieldReadout:
         return self._memory.count
 
     @torch.no_grad()
-    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
-        """Store one batch; the loss is that of a part of the store before it, on the batch's first rows."""
+    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:  # noqa: ARG002
+        """Store what is new in a batch; draws nothing.
+
+        The loss is that of a part of the store before it, on the batch's first rows.
+        """
         h = self._features(x)
         refuse(_target_problems(y, h, self.classes))
         values = y.reshape(h.shape[0], -1).to(h.dtype) if self.classes is None else y.long()
         loss = self._watched_loss(h[:_WATCHED_ROWS], values[:_WATCHED_ROWS])
-        self._memory.add(h, values, generator)
+        self._memory.add(h, values, fingerprint(*(x if isinstance(x, tuple) else (x,)), values))
         return StepStats(loss, {"stored": float(self.stored), "jvps": 0, "trunk_backward": 0})
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError, refuse
-from splitfg.learners._memory import Memory
+from splitfg.learners._memory import Memory, fingerprint, mixed
 from splitfg.learners._retrieval import Scaling, nearest
 from splitfg.types import Inputs, StepStats, Target
 
@@ -66,8 +66,8 @@ class KnnLM:
     Args:
         trunk: Any function from token ids ``(B, T)`` to h ``(B, T, d)``; it is never changed.
         unigram: p_unigram, shape ``(V,)``, positive.
-        capacity: The most positions to store: a uniform sample of all that :meth:`step` was given. The default
-            is 4,096 windows of 128.
+        capacity: The most positions to store: a uniform sample of those of the distinct windows :meth:`step`
+            was given. The default is 4,096 windows of 128.
         retrieval: k, β, λ and the feature scaling.
     """
 
@@ -91,14 +91,15 @@ class KnnLM:
         return self._memory.count
 
     @torch.no_grad()
-    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
-        """Store a batch of windows: ids ``(B, T)`` and the tokens that follow, ``(B, T)``.
+    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:  # noqa: ARG002
+        """Store windows that are new: ids ``(B, T)`` and the tokens that follow, ``(B, T)``; draws nothing.
 
         The loss is the unigram's, which needs no search.
         """
-        h, y = self._features(x), y.reshape(-1)
+        assert isinstance(x, Tensor)
+        h, marks, y = self._features(x), _position_marks(x), y.reshape(-1)
         refuse(self._target_problems(h, y))
-        self._memory.add(h, y, generator)
+        self._memory.add(h, y, marks)
         loss = -self.unigram.to(h)[y].log().mean()
         return StepStats(loss, {"stored": float(self.stored), "jvps": 0, "trunk_backward": 0})
 
@@ -181,6 +182,12 @@ class KnnLM:
         if int(y.min()) < 0 or int(y.max()) >= len(self.unigram):
             return [f"tokens span {int(y.min())}..{int(y.max())}, but the unigram has {len(self.unigram)}"]
         return []
+
+
+def _position_marks(x: Tensor) -> Tensor:
+    """A fingerprint for every position of every window, ``(B, T)`` to ``(B T,)``."""
+    places = torch.arange(x.shape[1], device=x.device)
+    return mixed(fingerprint(x).unsqueeze(1) + places).flatten()
 
 
 def _nll(setting: Retrieval, scores: Tensor, hits: Tensor, unigram: Tensor) -> Tensor:

@@ -132,10 +132,10 @@ def windowed_pairs(tokens: Tokens, *, window: int, vocab: int) -> tuple[Tokens, 
 
 
 def _codes(first: Tokens, second: Tokens, vocab: int) -> Tokens:
-    """The pairs as numbers v V + w, in the narrowest type that holds V²."""
+    """The pairs as numbers v V + w, in the narrowest type that holds V²; ids were checked to lie below V."""
     kind = np.dtype(np.uint32 if vocab**2 <= 2**32 else np.uint64)
-    codes: Tokens = np.multiply(first, vocab, dtype=kind)
-    return np.add(codes, second, out=codes, dtype=kind)
+    codes: Tokens = np.multiply(first, vocab, dtype=kind, casting="unsafe")
+    return np.add(codes, second, out=codes, dtype=kind, casting="unsafe")
 
 
 def _check(tokens: Tokens, vocab: int, *, at_least: int) -> None:
