@@ -15,5 +15,8 @@ def added(first: Params, second: Params) -> Params:
 
 def norm(grads: Params) -> Tensor:
     """The Euclidean norm over all entries together, summed in float32 or wider."""
-    squares = [g.to(torch.promote_types(g.dtype, torch.float32)).square().sum() for g in grads.values()]
-    return torch.stack(squares).sum().sqrt()
+    values = list(grads.values())
+    wide = torch.promote_types(values[0].dtype, torch.float32)
+    # one launch for many parameters, and no squares of them in memory
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values, 2, dtype=wide)))
+    return norms

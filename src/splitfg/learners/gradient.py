@@ -13,7 +13,7 @@ from splitfg._split import Split
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator, SplitFG
 from splitfg.tangents import RunningMagnitude
-from splitfg.training import Constant, Schedule, clip, write_grads
+from splitfg.training import Constant, Schedule, clip_, write_grads
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 
@@ -50,18 +50,34 @@ class GradientLearner:
         self._step = 0
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
 
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._step
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every group of the optimizer, before the schedule's factor."""
+        return tuple(self._rates)
+
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
-        estimate = self._estimate(x, y, generator)
-        if self.magnitude is not None:
-            self.magnitude.update({n: estimate.grads[n] for n in self.split.trunk_params()})
-        clipped = estimate if self.max_norm is None else clip(estimate, self.max_norm)
-        write_grads(self.split.model, clipped)
+        stats = self.fill_grads(x, y, generator=generator)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * self.schedule(self._step)
         self.optimizer.step()
         self._step += 1
-        return StepStats(estimate.loss, _metrics(clipped))
+        return stats
+
+    def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
+        """Everything of a step but the optimizer's: estimate, clip and write ``.grad``."""
+        estimate = self._estimate(x, y, generator)
+        if self.magnitude is not None:
+            self.magnitude.update({n: estimate.grads[n] for n in self.split.trunk_params()})
+        if self.max_norm is not None:
+            estimate = clip_(estimate, self.max_norm)
+        write_grads(self.split.model, estimate)
+        return StepStats(estimate.loss, _metrics(estimate))
 
     def predict(self, x: Inputs) -> Tensor:
         """The head's outputs."""

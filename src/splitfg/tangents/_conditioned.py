@@ -26,29 +26,39 @@ class RunningMagnitude:
             raise ValueError(f"beta must be in [0, 1), got {beta}")
         self.beta = beta
         self._mean_square: Params = {}
-        self._updates = 0
+        self._updates: Tensor | None = None
 
     def update(self, grads: Params) -> None:
-        """Take one more estimate into account."""
+        """Take one more estimate into account, in place: a captured step goes on in the same memory."""
+        if self._updates is None:
+            self._mean_square = {name: torch.zeros_like(g) for name, g in grads.items()}
+            self._updates = next(iter(grads.values())).new_zeros((), dtype=torch.float64)
         for name, g in grads.items():
-            old = self._mean_square.get(name, torch.zeros_like(g))
-            self._mean_square[name] = torch.lerp(g.square(), old, self.beta)
+            self._mean_square[name].lerp_(g.square(), 1 - self.beta)
         self._updates += 1
 
     def of(self, layout: Layout) -> Tensor | None:
         """The magnitudes, flat, shape ``(P,)``; ``None`` before the first update."""
-        if not self._updates:
+        if self._updates is None:
             return None
-        return (layout.flatten(self._mean_square) / (1 - self.beta**self._updates)).sqrt()
+        if self._updates.device != layout.device:  # a checkpoint is read to the CPU
+            self._updates = self._updates.to(layout.device)
+            self._mean_square = {name: m.to(layout.device) for name, m in self._mean_square.items()}
+        seen = (1 - self.beta**self._updates).to(layout.dtype)
+        return (layout.flatten(self._mean_square) / seen).sqrt()
 
     def state_dict(self) -> dict[str, object]:
         """Tensors and numbers to go on from."""
-        return {"mean_square": dict(self._mean_square), "updates": self._updates}
+        updates = 0 if self._updates is None else int(self._updates)
+        return {"mean_square": dict(self._mean_square), "updates": updates}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on from :meth:`state_dict`."""
-        self._mean_square = dict(state["mean_square"])  # type: ignore[call-overload]
-        self._updates = int(state["updates"])  # type: ignore[call-overload]
+        saved: Params = dict(state["mean_square"])  # type: ignore[call-overload]
+        self._mean_square = {name: m.clone() for name, m in saved.items()}
+        updates = int(state["updates"])  # type: ignore[call-overload]
+        first = next(iter(self._mean_square.values()), torch.empty(0))
+        self._updates = first.new_tensor(updates, dtype=torch.float64) if updates else None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The step around an estimate: clipping, ``.grad``, parameter groups with rho, optimizers and schedules."""
 
-from splitfg.training._grads import clip, write_grads
+from splitfg.training._grads import clip, clip_, write_grads
 from splitfg.training._groups import block_weights, check_rho, momentum, parameter_groups
 from splitfg.training._lagged import LaggedRMSOptimizer
 from splitfg.training._pair import OptimizerPair
@@ -15,6 +15,7 @@ __all__ = [
     "block_weights",
     "check_rho",
     "clip",
+    "clip_",
     "momentum",
     "parameter_groups",
     "write_grads",

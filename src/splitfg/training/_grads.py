@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import nn
 
 from splitfg.errors import SplitError
@@ -17,13 +18,18 @@ def clip(estimate: Estimate, max_norm: float) -> Estimate:
     ĝ ← ĝ · min(1, max_norm / ‖ĝ‖), over trunk and head jointly. This biases an estimate whose norm exceeds the
     bound. The norm before clipping is recorded as ``stats.norms["before_clip"]``.
     """
+    copied = {name: g.clone() for name, g in estimate.grads.items()}
+    return clip_(dataclasses.replace(estimate, grads=copied), max_norm)
+
+
+def clip_(estimate: Estimate, max_norm: float) -> Estimate:
+    """:func:`clip` in the memory of the estimate's own gradients, for whoever needs them no more."""
     if not max_norm > 0:
         raise SplitError([f"max_norm must be positive, got {max_norm}: leave clipping out instead"])
     total = norm(estimate.grads)
-    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    grads = {name: g * factor.to(g.dtype) for name, g in estimate.grads.items()}
+    torch._foreach_mul_(list(estimate.grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
     stats = dataclasses.replace(estimate.stats, norms={**estimate.stats.norms, "before_clip": total})
-    return Estimate(estimate.loss, grads, stats)
+    return dataclasses.replace(estimate, stats=stats)
 
 
 def write_grads(module: nn.Module, estimate: Estimate) -> None:
