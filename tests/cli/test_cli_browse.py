@@ -56,6 +56,15 @@ def test_ls_shows_presets_and_that_nothing_is_done(tmp_path: Path) -> None:
     assert all(line.rstrip().endswith("not run") for line in lines[1:])
 
 
+@pytest.mark.parametrize(
+    ("target", "presets"),
+    [("tiny/errors", ["adam"]), ("tiny/*s", ["diverges", "fails"]), ("tiny/sgd", ["sgd"])],
+)
+def test_targets_can_be_tables_and_patterns(tmp_path: Path, target: str, presets: list[str]) -> None:
+    rows = json.loads(splitfg("ls", target, "--json", cwd=tmp_path).stdout)
+    assert [row["preset"] for row in rows] == presets
+
+
 def test_ls_for_machines(tmp_path: Path) -> None:
     (row,) = json.loads(splitfg("ls", "tiny/adam", "--json", cwd=tmp_path).stdout)
     assert (row["experiment"], row["preset"], row["seeds"], row["done"]) == ("tiny", "adam", [0, 1], [])

@@ -11,11 +11,11 @@ DEFAULT_RUNS = Path("runs")
 DEFAULT_RESULTS = Path("results")
 
 
-def complete_presets(incomplete: str) -> list[str]:
-    """Names of experiments and presets that begin as typed."""
-    from splitfg.commands._targets import preset_names
+def complete_targets(incomplete: str) -> list[str]:
+    """Names of experiments, presets, tables and figures that begin as typed."""
+    from splitfg.commands._targets import target_names
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    return [name for name in target_names() if name.startswith(incomplete)]
 
 
 def complete_runs(incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from splitfg.commands._errors import UsageError
-from splitfg.experiments import EXPERIMENTS, Experiment, Preset
+from splitfg.experiments import EXPERIMENTS, Cell, Experiment, Preset
 from splitfg.runs import RunFolder, differences, find_folders, override
 from splitfg.runs.folder import variant_name
 
@@ -30,13 +30,16 @@ class Plan:
         return RunFolder.of(root, self.experiment.name, variant_name(self.preset.name, changes), self.seed)
 
 
-def preset_names() -> list[str]:
-    """Everything that can be run: experiments, and ``experiment/preset``."""
-    return [name for e in EXPERIMENTS for name in (e.name, *(f"{e.name}/{p.name}" for p in e.presets))]
+def target_names() -> list[str]:
+    """Everything that can be run: experiments, and ``experiment/`` with a preset, a table or a figure."""
+    return list(dict.fromkeys(name for e in EXPERIMENTS for p in e.presets for name in _names_of(e, p)))
 
 
 def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
-    """The presets that targets name: ``experiment/preset``, a bare ``experiment``, or a pattern with ``*``.
+    """The presets that targets name.
+
+    A target is ``experiment/preset``, a bare ``experiment`` for all of its presets, ``experiment/table`` or
+    ``experiment/figure`` for those it shows (by its key), or a pattern with ``*``.
 
     Raises:
         UsageError: Some name nothing; the nearest names are suggested.
@@ -48,7 +51,7 @@ def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
             f"{e.name}/{p.name}": (e, p)
             for e in EXPERIMENTS
             for p in e.presets
-            if target == e.name or target == f"{e.name}/{p.name}" or fnmatchcase(f"{e.name}/{p.name}", target)
+            if target in _names_of(e, p) or fnmatchcase(f"{e.name}/{p.name}", target)
         }
         if not named:
             problems.append(_unknown(target))
@@ -58,13 +61,17 @@ def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
     return list(found.values())
 
 
-def find_preset(target: str) -> tuple[Experiment, Preset]:
+def find_preset(experiment: str, preset: str) -> tuple[Experiment, Preset]:
     """The one preset of that name.
 
     Raises:
         UsageError: There is none.
     """
-    return find_presets([target])[0]
+    for e in EXPERIMENTS:
+        for p in e.presets:
+            if (e.name, p.name) == (experiment, preset):
+                return e, p
+    raise UsageError(_unknown(f"{experiment}/{preset}"))
 
 
 def make_plans(targets: Sequence[str], settings: Sequence[str], seeds: Sequence[int] | None) -> list[Plan]:
@@ -115,7 +122,18 @@ def _folders_below(start: Path) -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(start.rglob("config.json"))]
 
 
+def _names_of(experiment: Experiment, preset: Preset) -> list[str]:
+    """The targets a preset answers to."""
+    tables = [t.key for t in experiment.tables if any(_shows(cell, preset) for row in t.rows for cell in row.cells)]
+    figures = [f.key for f in experiment.figures if preset.name in f.presets]
+    return [experiment.name, *(f"{experiment.name}/{name}" for name in (preset.name, *tables, *figures))]
+
+
+def _shows(cell: Cell | str | None, preset: Preset) -> bool:
+    return isinstance(cell, Cell) and cell.preset == preset.name
+
+
 def _unknown(target: str) -> str:
-    names = preset_names()
+    names = target_names()
     near = difflib.get_close_matches(target, names, n=3) or [n for n in names if target in n][:3]
     return f"nothing is called {target!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")

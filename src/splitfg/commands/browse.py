@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from splitfg.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Results, Runs, complete_presets
+from splitfg.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Results, Runs, complete_targets
 from splitfg.commands._standing import Standing, standings
 from splitfg.commands._targets import find_presets
 from splitfg.experiments import EXPERIMENTS, Experiment, Preset
@@ -27,7 +27,7 @@ _COLOURS = {"done": "green", "partly": "yellow", "not run": "dim"}
 def ls(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="Experiments or presets.", autocompletion=complete_presets),
+        typer.Argument(metavar="[TARGET]...", help="Experiments or presets.", autocompletion=complete_targets),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     results: Results = DEFAULT_RESULTS,
@@ -45,7 +45,7 @@ def ls(
 
 
 def show(
-    target: Annotated[str, typer.Argument(help="An experiment or a preset.", autocompletion=complete_presets)],
+    target: Annotated[str, typer.Argument(help="An experiment or a preset.", autocompletion=complete_targets)],
     runs: Runs = DEFAULT_RUNS,
     results: Results = DEFAULT_RESULTS,
 ) -> None:

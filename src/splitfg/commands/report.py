@@ -13,8 +13,8 @@ from splitfg.commands._options import (
     DEFAULT_RUNS,
     Results,
     Runs,
-    complete_presets,
     complete_runs,
+    complete_targets,
 )
 from splitfg.commands._targets import find_presets, find_runs
 from splitfg.runs.results import add_results
@@ -24,7 +24,7 @@ results_app = typer.Typer(no_args_is_help=True, help="Record results in small fi
 
 def report(
     experiment: Annotated[
-        str | None, typer.Argument(help="Print only this one.", autocompletion=complete_presets)
+        str | None, typer.Argument(help="Print only this one.", autocompletion=complete_targets)
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     results: Results = DEFAULT_RESULTS,

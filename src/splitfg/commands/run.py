@@ -23,8 +23,8 @@ from splitfg.commands._options import (
     Results,
     Runs,
     TensorBoard,
-    complete_presets,
     complete_runs,
+    complete_targets,
 )
 from splitfg.commands._targets import Plan, find_runs, make_plans, parse_seeds
 from splitfg.runs import RunError, RunFolder
@@ -38,8 +38,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="A preset (experiment/preset), an experiment for all of its presets, or a pattern with *.",
-            autocompletion=complete_presets,
+            help="experiment, experiment/preset, experiment/table (by its key), or a pattern with *.",
+            autocompletion=complete_targets,
         ),
     ],
     settings: Annotated[
@@ -79,7 +79,7 @@ def resume(
 
 
 def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
-    """Run the demo, a minute or so, and print its table."""
+    """Run the demo, a few minutes on a CPU, and print its table."""
     from splitfg.report import print_report
 
     folders, refused = _prepare(make_plans(["demo"], [], None), runs)

@@ -17,9 +17,10 @@ from splitfg.runs._metrics import MetricsWriter
 from splitfg.runs.checkpoint import Checkpoint, save_checkpoint
 from splitfg.runs.environment import PeakMemory
 from splitfg.runs.folder import RunFolder
+from splitfg.runs.progress import Event
 
-Emit: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes one event, as JSON values, on its way to whoever watches."""
+Emit: TypeAlias = Callable[[Event], None]
+"""Takes one event on its way to whoever watches."""
 
 _PROGRESS_S: Final = 0.1
 """Seconds between two reports of progress."""

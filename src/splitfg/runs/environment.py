@@ -87,6 +87,7 @@ class PeakMemory:
         if device.type == "cuda":
             import torch
 
+            torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
 
     def mib(self) -> float:

@@ -53,5 +53,5 @@ EXPERIMENT = Experiment(
         Preset("diverges", "on purpose", TinyConfig(diverge_at=15)),
         Preset("fails", "on purpose", TinyConfig(fail=True)),
     ),
-    tables=(Table("t", "Errors", ("error",), (Row("adam", (_CELL,)),), better="lower"),),
+    tables=(Table("errors", "Errors", ("error",), (Row("adam", (_CELL,)),), better="lower"),),
 )

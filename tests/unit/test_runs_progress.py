@@ -1,0 +1,120 @@
+"""What people, logs and machines see of a run, and what TensorBoard is told."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from splitfg.runs import progress
+from splitfg.runs.bars import BarView, choose_view
+from splitfg.runs.progress import JsonView, PlainView, describe
+from splitfg.runs.tensorboard import TensorBoardLog
+
+RUN = "tiny/adam/seed0"
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "run": RUN, **fields}
+
+
+def progressed(step: int) -> dict[str, Any]:
+    return event("progress", step=step, steps=1000, loss=0.51234, metrics={"error": 0.25})
+
+
+STORY = [
+    event("started", step=0, device="cpu"),
+    progressed(100),
+    event("metrics", step=100, wall_s=1.0, loss=0.5),
+    event("note", text="something worth knowing"),
+    event("finished", status="done", metrics={"error": 0.125}, message=""),
+]
+
+
+def test_the_view_fits_the_place() -> None:
+    terminal, file = Console(file=io.StringIO(), force_terminal=True), Console(file=io.StringIO())
+    assert isinstance(choose_view(terminal, total=1, as_json=False), BarView)
+    assert isinstance(choose_view(file, total=1, as_json=False), PlainView)
+    assert isinstance(choose_view(terminal, total=1, as_json=True), JsonView)
+
+
+def test_json_lines_are_the_events() -> None:
+    out = io.StringIO()
+    with JsonView(out) as view:
+        for e in STORY:
+            view.show(e)
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == STORY
+
+
+def test_plain_lines_are_few_and_tell_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 5.0, 20.0, 21.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    with PlainView(out) as view:
+        view.show(STORY[0])
+        for step in (100, 110, 500, 510):
+            view.show(progressed(step))
+        view.show(STORY[-1])
+    assert out.getvalue().splitlines() == [
+        f"{RUN}  started on cpu",
+        # 400 steps in 20 s, 500 to go
+        f"{RUN}  step 500/1,000  20 steps/s  0:00:25 left  loss 0.5123  error 0.25",
+        f"{RUN}  done  error 0.125",
+    ]
+
+
+def test_a_run_that_goes_on_says_from_where() -> None:
+    assert describe(event("started", step=1200, device="cpu")) == "goes on from step 1,200 on cpu"
+
+
+def test_bars_show_steps_loss_and_metrics_and_leave_a_line() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with BarView(console, total=2) as view:
+        for e in STORY[:2]:
+            view.show(e)
+        view._bars.refresh()
+        drawn = console.file.getvalue()
+        for e in STORY[2:]:
+            view.show(e)
+    for part in ("100/1,000", "loss 0.5123", "error 0.25", "2 runs"):
+        assert part in drawn
+    text = console.file.getvalue()
+    assert "something worth knowing" in text
+    assert "done  error 0.125" in text
+
+
+def test_messages_are_printed_as_they_are() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    with BarView(console, total=1) as view:
+        view.show(event("failed", message="ValueError: expected [bold] and [/nothing]"))
+    assert "expected [bold] and [/nothing]" in console.file.getvalue()
+
+
+def test_steps_of_earlier_sessions_do_not_count_as_speed() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with BarView(console, total=1) as view:
+        view.show(event("started", step=900, device="cpu"))
+        view.show(progressed(901))
+        (task,) = view._bars.tasks
+        assert task.completed == 901
+        assert not task.speed
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_the_metrics_and_forgets_what_is_written_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (1, 2, 3)), (1, (2, 3, 4))):
+        log = TensorBoardLog(tmp_path)
+        log(event("started", step=start, device="cpu"))
+        for step in steps:
+            log(event("metrics", step=step, wall_s=0.0, loss=start + step / 10))
+        log(event("finished", status="done", metrics={}, message=""))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    values = {e.step: pytest.approx(e.value) for e in events.Scalars("loss")}
+    assert values == {1: 0.1, 2: 1.2, 3: 1.3, 4: 1.4}
