@@ -1,0 +1,43 @@
+"""The script that plants bugs still finds the lines it spoils and the tests it relies on."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("plant_bugs", ROOT / "tools" / "plant_bugs.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+BUGS = script().BUGS
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
+def test_bug_can_still_be_planted(bug):
+    """The line occurs once, and what it becomes is still Python."""
+    spoilt = bug.spoilt()
+    assert spoilt != bug.path.read_text(encoding="utf-8")
+    ast.parse(spoilt)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
+def test_tests_still_exist(bug):
+    for test in bug.tests:
+        file, *names = test.split("::")
+        body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        for name in names:
+            (node,) = [n for n in body if getattr(n, "name", None) == name.partition("[")[0]]
+            body = node.body
+
+
+def test_names_are_unique():
+    assert len({b.name for b in BUGS}) == len(BUGS) >= 15

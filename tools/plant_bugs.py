@@ -1,0 +1,278 @@
+"""Plants one-line bugs in a copy of the package, one at a time, and demands that the tests notice each of them.
+
+A suite that stays green with a sign turned round, a 1/K lost, a stale u or a tangent reused proves nothing. Every bug
+names the quick tests that should catch it; they must pass on the untouched copy and fail on the spoilt one.
+
+    python tools/plant_bugs.py            # all bugs
+    python tools/plant_bugs.py sign tied  # those whose name contains one of the words
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "splitfg"
+TESTS_FAILED = 1  # pytest's exit code; others mean that nothing was really run
+
+GIVEN = "tests/oracle/test_estimators.py::TestGivenTangents"
+BASIS = "tests/oracle/test_estimators.py::TestFullBasis"
+PARTS = "tests/oracle/test_estimators.py::TestParts"
+HEADS = "tests/oracle/test_heads.py"
+CONTRACT = "tests/contract/test_estimator_contract.py"
+LAWS = "tests/statistical/test_tangent_laws.py"
+TRAINING = "tests/unit/test_training.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One line, spoilt: ``old`` occurs once in the file and becomes ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The file in the repository."""
+        return PACKAGE / self.file
+
+    def spoilt(self) -> str:
+        """The file's text with the bug in it."""
+        text = self.path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise SystemExit(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times in {self.file}, not once")
+        return text.replace(self.old, self.new)
+
+
+BUGS = (
+    Bug(
+        "sign of the score",
+        "estimators/split_fg.py",
+        "return dh.flatten(1).to(wide) @ u.flatten().to(wide)",
+        "return -dh.flatten(1).to(wide) @ u.flatten().to(wide)",
+        (f"{GIVEN}::test_mean_of_scores_on_tangents",),
+    ),
+    Bug(
+        "lost 1/K",
+        "estimators/_combine.py",
+        "mean = self._sum / self._source.count",
+        "mean = self._sum",
+        (f"{GIVEN}::test_mean_of_scores_on_tangents",),
+    ),
+    Bug(
+        "1/K of a chunk",
+        "estimators/_combine.py",
+        "mean = self._sum / self._source.count",
+        "mean = self._sum / self._source.chunk",
+        ("tests/oracle/test_estimators.py::TestChunks::test_same_estimate",),
+    ),
+    Bug(
+        "stale u",
+        "estimators/_head_pass.py",
+        "return self._us[part]",
+        "return self._us[0]",
+        (f"{PARTS}::test_micro_batches_are_the_whole",),
+    ),
+    Bug(
+        "tangent reused across k",
+        "tangents/_laws.py",
+        "            row.normal_(generator=generator)\n        return rows\n",
+        "            row.normal_(generator=generator)\n        return rows[:1].repeat(count, 1)\n",
+        (f"{CONTRACT}::test_tangents_of_one_estimate_differ",),
+    ),
+    Bug(
+        "tangents from the global generator",
+        "tangents/_laws.py",
+        "row.normal_(generator=generator)",
+        "row.normal_()",
+        (f"{CONTRACT}::test_same_generator_same_estimate",),
+    ),
+    Bug(
+        "chunk drawn again from the wrong state",
+        "tangents/_source.py",
+        "generator.set_state(self._states[index])",
+        "generator.set_state(self._states[0])",
+        (f"{GIVEN}::test_projection_is_least_squares",),
+    ),
+    Bug(
+        "all tangents at once whatever the chunk",
+        "tangents/_source.py",
+        "self.chunk = min(chunk or count, count)",
+        "self.chunk = count",
+        ("tests/contract/test_no_backward.py::TestMemory::test_one_tangent_at_a_time_is_flat_in_k",),
+    ),
+    Bug(
+        "orthogonal tangents of length one",
+        "tangents/_laws.py",
+        "frame * float(layout.total**0.5)",
+        "frame",
+        (f"{BASIS}::test_split_fg_is_the_gradient[plain]",),
+    ),
+    Bug(
+        "Rademacher tangents of zeros and ones",
+        "tangents/_laws.py",
+        "return rows.mul_(2).sub_(1)",
+        "return rows",
+        (f"{LAWS}::TestMoments::test_rademacher_is_signs",),
+    ),
+    Bug(
+        "precision of conditioned tangents dropped",
+        "estimators/_combine.py",
+        "return mean if precision is None else mean * precision",
+        "return mean",
+        ("tests/statistical/test_estimates.py::test_conditioned_split_fg",),
+    ),
+    Bug(
+        "prediction not added back",
+        "estimators/split_fg.py",
+        "return flat if guess is None else flat + guess, torch.cat(scores)",
+        "return flat, torch.cat(scores)",
+        (f"{GIVEN}::test_prediction_is_a_control_variate",),
+    ),
+    Bug(
+        "prediction not taken off the scores",
+        "estimators/split_fg.py",
+        "d if guess is None else d - (tangents @ guess).to(d.dtype)",
+        "d",
+        (f"{BASIS}::test_prediction_is_added_back_exactly",),
+    ),
+    Bug(
+        "each part divided by its own normaliser",
+        "estimators/_head_pass.py",
+        "part = self._split.head(h, target, self._normaliser)",
+        "part = self._split.head(h, target)",
+        (f"{PARTS}::test_micro_batches_are_the_whole",),
+    ),
+    Bug(
+        "head's bias gradient a mean",
+        "heads/_linear.py",
+        "delta.sum(dim=0)",
+        "delta.mean(dim=0)",
+        (f"{HEADS}::test_squared_error_head_is_autograd",),
+    ),
+    Bug(
+        "factored head pulled back from the wrong input",
+        "heads/_linear.py",
+        'sums.add_product(f"{i}.weight", delta.T, inputs[i])',
+        'sums.add_product(f"{i}.weight", delta.T, inputs[i].flip(0))',
+        (f"{HEADS}::test_squared_error_head_is_autograd",),
+    ),
+    Bug(
+        "smoothing not divided by the classes",
+        "heads/_losses.py",
+        "weights * (self.label_smoothing / classes)",
+        "weights * self.label_smoothing",
+        (f"{HEADS}::test_cross_entropy_head_is_autograd",),
+    ),
+    Bug(
+        "tied table left out under INCLUDE",
+        "_split.py",
+        "[Role.TIED] if self.tied is Tied.INCLUDE else []",
+        "[]",
+        (f"{BASIS}::test_tied_table",),
+    ),
+    Bug(
+        "tied table's lookup differentiated under EXCLUDE",
+        "_split.py",
+        "for name, p in params.items() if name not in excluded",
+        "for name, p in params.items()",
+        (f"{BASIS}::test_tied_table",),
+    ),
+    Bug(
+        "central difference over half its width",
+        "engines/_finite_difference.py",
+        "/ (2 * e)",
+        "/ e",
+        ("tests/oracle/test_engines.py::test_differences_never_differentiate",),
+    ),
+    Bug(
+        "parameters moved in place",
+        "engines/_finite_difference.py",
+        "name: p + step * tangent[name]",
+        "name: p.add_(step * tangent[name])",
+        (f"{CONTRACT}::test_is_pure",),
+    ),
+    Bug(
+        "rho forgotten in the update",
+        "training/_groups.py",
+        '"lr": rho * lr, "rho": rho',
+        '"lr": lr, "rho": rho',
+        (f"{TRAINING}::TestRho::test_scales_the_update_and_nothing_else",),
+    ),
+    Bug(
+        "clipping that also stretches",
+        "training/_grads.py",
+        ".clamp(max=1.0)",
+        "",
+        (f"{TRAINING}::TestClip::test_is_torchs",),
+    ),
+    Bug(
+        "preconditioner without its bound",
+        "training/_lagged.py",
+        'return inverse.clamp(group["a_min"], group["a_max"])',
+        "return inverse",
+        (f"{TRAINING}::TestLaggedRMS",),
+    ),
+)
+
+
+def main(words: list[str]) -> int:
+    """Plant, test, report; 0 if every bug was caught."""
+    chosen = [b for b in BUGS if not words or any(w in b.name for w in words)]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "splitfg"
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        _require_sound(copy, sorted({t for b in chosen for t in b.tests}))
+        survivors = [bug for bug in chosen if not _caught(bug, copy)]
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} planted bugs were caught")
+    return 1 if survivors else 0
+
+
+def _require_sound(copy: Path, tests: list[str]) -> None:
+    """The tests must be about the copy, and pass on it before anything is spoilt."""
+    where = subprocess.run(
+        [sys.executable, "-c", "import splitfg; print(splitfg.__file__)"],
+        env=_environment(copy),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    if Path(where.strip()).parent.resolve() != copy.resolve():
+        raise SystemExit(f"tests would import {where.strip()}, not the copy")
+    if _pytest(copy, tests) != 0:
+        raise SystemExit("the tests fail without any bug planted: mend that first")
+
+
+def _caught(bug: Bug, copy: Path) -> bool:
+    target, start = copy / bug.file, time.monotonic()
+    sound = target.read_text(encoding="utf-8")
+    target.write_text(bug.spoilt(), encoding="utf-8")
+    caught = _pytest(copy, bug.tests) == TESTS_FAILED
+    target.write_text(sound, encoding="utf-8")
+    verdict = "caught" if caught else "SURVIVED"
+    print(f"{verdict:<9} {time.monotonic() - start:5.1f} s  {bug.name:<52} {bug.file}", flush=True)
+    return caught
+
+
+def _pytest(copy: Path, tests: list[str] | tuple[str, ...]) -> int:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, env=_environment(copy), cwd=ROOT, capture_output=True).returncode
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
