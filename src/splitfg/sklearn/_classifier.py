@@ -71,8 +71,8 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
         return labels
 
     def _check_target(self, y: NDArray[Any]) -> NDArray[Any]:
-        check_classification_targets(y)
         assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
         return y
 
     def _begin_target(self, y: NDArray[Any], weight: Floats | None) -> None:  # noqa: ARG002

@@ -25,7 +25,6 @@ from splitfg.models import MLP, TabM, linear
 from splitfg.recipes import Adam
 from splitfg.sklearn.methods import (
     ForwardForwardMethod,
-    HeadRecipe,
     HopfieldMethod,
     LinearHeadRecipe,
     Network,
@@ -76,11 +75,11 @@ class Recipe:
         if isinstance(self.method, ForwardForwardMethod):
             return self._forward_forward(self.method, shape, generator)
         if isinstance(self.method, HopfieldMethod):
-            trunk = self._tabm(shape, generator)
+            trunk = make_trunk(self.network, shape, generator)
             return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
         local = isinstance(self.method, PredictiveCodingMethod)
-        trunk = self._mlp(shape.features, generator) if local else self._tabm(shape, generator)
-        split = Split(trunk, _head(self.network.head, self.network.width, shape, generator))
+        trunk = self._mlp(shape.features, generator) if local else make_trunk(self.network, shape, generator)
+        split = Split(trunk, make_head(self.network, shape, generator))
         estimator, magnitude = self.method.build()
         optimizer = self.optimizer.build(split, rho=self.rho)
         return GradientLearner(split, estimator, optimizer, max_norm=self.clip, magnitude=magnitude)
@@ -104,19 +103,23 @@ class Recipe:
             max_norm=self.clip,
         )
 
-    def _tabm(self, shape: Shape, generator: torch.Generator) -> nn.Module:
-        net = self.network
-        return TabM(shape.features, width=net.width, layers=net.layers, members=net.members, generator=generator)
-
     def _mlp(self, inputs: int, generator: torch.Generator) -> MLP:
         return MLP(inputs, widths=(self.network.width,) * self.network.layers, generator=generator)
 
 
-def _head(recipe: HeadRecipe, width: int, shape: Shape, generator: torch.Generator) -> Head:
+def make_trunk(network: Network, shape: Shape, generator: torch.Generator) -> nn.Module:
+    """The TabM-style trunk."""
+    return TabM(
+        shape.features, width=network.width, layers=network.layers, members=network.members, generator=generator
+    )
+
+
+def make_head(network: Network, shape: Shape, generator: torch.Generator) -> Head:
+    """The head above the trunk, with the loss of the task."""
     loss = SquaredError() if shape.classes is None else CrossEntropy()
-    if isinstance(recipe, NonlinearHeadRecipe):
-        hidden = linear(width, recipe.width, generator=generator)
-        last = linear(recipe.width, shape.outputs, generator=generator)
+    if isinstance(network.head, NonlinearHeadRecipe):
+        hidden = linear(network.width, network.head.width, generator=generator)
+        last = linear(network.head.width, shape.outputs, generator=generator)
         return ReverseModeHead(nn.Sequential(hidden, nn.ReLU(), last), loss)
-    layer = linear(width, shape.outputs, generator=generator)
-    return LinearHead(layer, loss=loss) if isinstance(recipe, LinearHeadRecipe) else ProbedHead(layer, loss)
+    layer = linear(network.width, shape.outputs, generator=generator)
+    return LinearHead(layer, loss=loss) if isinstance(network.head, LinearHeadRecipe) else ProbedHead(layer, loss)

@@ -48,7 +48,8 @@ class SplitFGRegressor(RegressorMixin, TabularEstimator):
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Values ``(n,)`` in the target's own units."""
-        return self._scale.inverse(self._outputs(X)[:, 0])
+        outputs = self._outputs(X)
+        return self._scale.inverse(outputs[:, 0])
 
     def _check_target(self, y: NDArray[Any]) -> NDArray[Any]:
         values = np.asarray(y, dtype=np.float64)

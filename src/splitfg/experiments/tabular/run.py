@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfg.data import load_table
+from splitfg.data import Table, load_table
 from splitfg.data.preprocess import Rows, TableEncoding, TargetScale, folds
 from splitfg.experiments.tabular import Tabular
 from splitfg.learners.hopfield import HopfieldReadout
@@ -30,13 +30,18 @@ class Fold:
     test_y: Tensor
     classes: int | None
 
+    @property
+    def shape(self) -> Shape:
+        """Features and classes."""
+        return Shape(self.x.shape[1], self.classes)
+
 
 def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Train with one method and measure on held-out fold ``seed``."""
     fold = load_fold(config.dataset, seed, config.folds, run.device)
     generator = torch.Generator(run.device).manual_seed(config.training_seed)
     recipe = Recipe(config.method, config.network, config.optimizer, config.rho, config.clip)
-    learner = recipe.build(Shape(fold.x.shape[1], fold.classes), generator)
+    learner = recipe.build(fold.shape, generator)
     rows = len(fold.x) + len(fold.test_x)
     if isinstance(learner, HopfieldReadout):
         return {**_store(learner, config, fold, generator, run), "rows": rows}
@@ -82,9 +87,13 @@ def measure(learner: Learner, fold: Fold) -> dict[str, float]:
 
 
 def load_fold(dataset: str, fold: int, count: int, device: torch.device) -> Fold:
-    """One fold of a data set, encoded and scaled by its training rows."""
+    """One fold of a data set."""
     table = load_table(dataset)
-    train, test = folds(table, count=count)[fold]
+    return encode(table, *folds(table, count=count)[fold], device)
+
+
+def encode(table: Table, train: Rows, test: Rows, device: torch.device) -> Fold:
+    """Training and held-out rows of a table, encoded and scaled by the training rows."""
     encoding = TableEncoding.fit(table.features.iloc[train], categorical=table.categorical)
     target = table.target
     if table.task == "regression":

@@ -1,0 +1,55 @@
+"""What the paper leaves to the future, on tables: conditioned tangents, a nonlinear head, a probed head."""
+
+from __future__ import annotations
+
+from splitfg.experiments.spec import Cell, Experiment, Preset, Row, Table
+from splitfg.experiments.tabular import FOLDS, Tabular
+from splitfg.recipes import BackpropMethod, ConditionedLaw, SplitFGMethod
+from splitfg.sklearn.methods import METHODS, Network, NonlinearHeadRecipe, ProbedHeadRecipe, TabularMethod
+
+_DATA = {"adult": ("Adult", "accuracy"), "otto": ("Otto", "accuracy"), "california": ("California", "rmse")}
+
+_GAUSSIAN = METHODS["split_fg"]
+_VARIANTS: dict[str, tuple[str, TabularMethod, Network]] = {
+    "gaussian": ("Gaussian tangents, linear head (the paper)", _GAUSSIAN, Network()),
+    "conditioned": (
+        "Conditioned tangents, power 1",
+        SplitFGMethod(K=8, chunk=2, law=ConditionedLaw(power=1.0)),
+        Network(),
+    ),
+    "conditioned_inverse": (
+        "Conditioned tangents, power -1/2",
+        SplitFGMethod(K=8, chunk=2, law=ConditionedLaw(power=-0.5)),
+        Network(),
+    ),
+    "probed_head": ("Linear head, probed", _GAUSSIAN, Network(head=ProbedHeadRecipe())),
+    "nonlinear_head": ("Nonlinear head, reverse mode inside it", _GAUSSIAN, Network(head=NonlinearHeadRecipe())),
+    "nonlinear_backprop": ("Nonlinear head, backprop", BackpropMethod(), Network(head=NonlinearHeadRecipe())),
+    "backprop": ("Linear head, backprop", BackpropMethod(), Network()),
+}
+
+EXPERIMENT = Experiment(
+    name="tabular_future",
+    title="Tables: conditioned tangents, nonlinear and probed heads",
+    source="New here: Section 5's future work",
+    runner="splitfg.experiments.tabular.run:run",
+    presets=tuple(
+        Preset(f"{name}-{variant}", f"{label}: {title}", Tabular(name, method, network), seeds=tuple(range(FOLDS)))
+        for name, (label, _) in _DATA.items()
+        for variant, (title, method, network) in _VARIANTS.items()
+    ),
+    tables=(
+        Table(
+            "tabular-future",
+            "Split-FG, K = 8: what tangents and heads change",
+            tuple(f"{label}, {'%' if metric == 'accuracy' else 'RMSE'}" for label, metric in _DATA.values()),
+            tuple(
+                Row(title, tuple(Cell(f"{name}-{variant}", metric) for name, (_, metric) in _DATA.items()))
+                for variant, (title, _, _) in _VARIANTS.items()
+            ),
+            decimals=3,
+            note="Mean and standard deviation over 5 folds, protocol of the main table. Accuracy: higher is better;"
+            " RMSE: lower.",
+        ),
+    ),
+)
