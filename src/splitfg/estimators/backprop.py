@@ -70,9 +70,16 @@ class CheckpointedBackprop:
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
         check_batch(split, x, y, generator)
+        return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
+
+    def trunk(self, split: Split) -> nn.Module:
+        """The split's trunk with its blocks checkpointed; parameters are shared."""
         names = self.blocks or _blocks(split.trunk)
-        trunk = replaced(split.trunk, {n: _Checkpointed(split.trunk.get_submodule(n)) for n in names})
-        return _Reverse(split, trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
+        return replaced(split.trunk, {n: _Checkpointed(split.trunk.get_submodule(n)) for n in names})
+
+    def plain(self) -> Backprop:
+        """The same without checkpoints: over :meth:`trunk` it is this very method."""
+        return Backprop(self.closed_head, self.readout_only, self.micro_batch)
 
 
 @dataclass(frozen=True)

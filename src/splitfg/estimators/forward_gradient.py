@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splitfg._split import Split
-from splitfg._validate import check_batch, check_h, check_loss
+from splitfg._validate import check_batch, check_h, check_loss, skip_checks
 from splitfg.engines import ForwardMode
 from splitfg.errors import refuse
 from splitfg.estimators._combine import Combination, Mean
@@ -72,7 +72,7 @@ class ForwardGradient:
 
 def _normaliser(split: Split, x: Inputs, y: Target, micro_batch: int | None) -> Tensor:
     """N of the whole batch, and the checks on h where they may be made."""
-    if split.head.out_features is not None and torch.compiler.is_compiling():
+    if split.head.out_features is not None and skip_checks():
         return split.head.output_loss.normaliser(y, split.head.out_features)
     first_x, first_y = next(iter(parts(x, y, micro_batch)))
     h = split.h(first_x)

@@ -71,13 +71,21 @@ class GradientLearner:
 
     def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Everything of a step but the optimizer's: estimate, clip and write ``.grad``."""
-        estimate = self._estimate(x, y, generator)
+        self.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
+        estimate = self.estimate(x, y, generator=generator)
         if self.magnitude is not None:
             self.magnitude.update({n: estimate.grads[n] for n in self.split.trunk_params()})
         if self.max_norm is not None:
             estimate = clip_(estimate, self.max_norm)
         write_grads(self.split.model, estimate)
         return StepStats(estimate.loss, _metrics(estimate))
+
+    def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+        """The gradient of one batch, before clipping; nothing changes but the generator."""
+        estimator: Callable[..., Estimate] = self.estimator
+        if self.prediction is not None:
+            estimator = partial(estimator, prediction=self.prediction())
+        return estimator(self.split, x, y, generator=generator)
 
     def predict(self, x: Inputs) -> Tensor:
         """The head's outputs."""
@@ -99,12 +107,6 @@ class GradientLearner:
         self._step = state["step"]
         if self.magnitude is not None:
             self.magnitude.load_state_dict(state["magnitude"])
-
-    def _estimate(self, x: Inputs, y: Target, generator: torch.Generator) -> Estimate:
-        estimator: Callable[..., Estimate] = self.estimator
-        if self.prediction is not None:
-            estimator = partial(estimator, prediction=self.prediction())
-        return estimator(self.split, x, y, generator=generator)
 
 
 def _metrics(estimate: Estimate) -> dict[str, Tensor | float]:

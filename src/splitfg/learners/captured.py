@@ -1,0 +1,220 @@
+"""A gradient learner whose whole step is compiled and, on a GPU, captured in one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from splitfg._split import Role
+from splitfg.errors import SplitError
+from splitfg.estimators._grads import norm
+from splitfg.learners.gradient import GradientLearner
+from splitfg.training._capture import DeviceRates, Replay
+from splitfg.training._compiled import Compile, compiled, whole
+from splitfg.types import Estimate, Inputs, Params, StepStats, Target
+
+# How far a compiled gradient may be from the eager one, relative to its norm: rounding, TF32 included, and no more.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
+_NARROW_TOLERANCE = 0.3
+
+
+class DeviceBatches(Protocol):
+    """Gives the batch of a step without asking the host: indexing by a tensor, no decision on its value."""
+
+    def __call__(self, step: Tensor) -> tuple[Inputs, Target]:
+        """Inputs and target of a step, counted from 0 in a 0-d int64 tensor on the device."""
+
+
+class CapturedLearner:
+    """A :class:`~splitfg.learners.GradientLearner` at the speed of the device.
+
+    Data lookup, trunk, tangents, head, clipping, schedule and optimizer become one CUDA graph that is replayed with
+    no work on the host; the heavy parts are compiled before. Without a GPU the same code runs eagerly, compiled parts
+    included. It takes the steps that the eager learner would take, up to rounding, draws the same tangents, and its
+    checkpoints are the eager learner's: either goes on from the other's.
+
+    Before the first step, compiled and eager gradients of the first batch are compared; if they are not the same,
+    the learner refuses to start.
+
+    Args:
+        learner: What to speed up; it shares all state and is not to be stepped itself any more.
+        horizon: Steps for which the schedule is tabulated; no step can be taken beyond it.
+        batches: Looks the batch up on the device, inside the captured step. Hand :meth:`batch` to
+            :func:`splitfg.runs.fit` then; without it, every batch is copied into place before a replay.
+        compile_: What compiles a function; ``None`` for capture alone.
+    """
+
+    def __init__(
+        self,
+        learner: GradientLearner,
+        *,
+        horizon: int,
+        batches: DeviceBatches | None = None,
+        compile_: Compile | None = whole,
+    ) -> None:
+        self._eager, self._batches = learner, batches
+        self._fast = learner if compile_ is None else _compiled_twin(learner, compile_)
+        first = next(learner.split.model.parameters())
+        self._dtype, device = first.dtype, first.device
+        self._factors = torch.tensor([learner.schedule(i) for i in range(horizon)], device=device)
+        self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._x: Any = None
+        self._y: Target | None = None
+        self._checked = compile_ is None
+        self._steps = 0
+        self._rates: DeviceRates
+        self._replay: Replay[StepStats] | None = None
+        self._generator: torch.Generator | None = None
+        self._start()
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._steps
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays by now."""
+        return self._replay is not None and self._replay.captured
+
+    def batch(self, step: int) -> tuple[Inputs, Target]:
+        """What to hand to :meth:`step` where batches are looked up on the device: the step's number alone."""
+        return (step,), torch.empty(0)
+
+    def check(self, x: Inputs, y: Target, *, generator: torch.Generator) -> None:
+        """Compare the compiled gradient with the eager one on a batch; the generator stays as it was.
+
+        Raises:
+            SplitError: They differ by more than rounding.
+        """
+        self._take(x, y)
+        batch = self._look_up()
+        state = generator.get_state()
+        expected = self._eager.estimate(*batch, generator=generator)
+        generator.set_state(state)
+        found = self._fast.estimate(*batch, generator=generator)
+        generator.set_state(state)
+        self._compare(expected, found)
+        self._checked = True
+
+    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
+        """Learn from one batch."""
+        if self._steps >= len(self._factors):
+            raise SplitError([f"the schedule was tabulated for {len(self._factors)} steps: give a longer horizon"])
+        if not self._checked:
+            self.check(x, y, generator=generator)
+        self._take(x, y)
+        if self._replay is None:
+            self._generator = generator
+            self._replay = Replay(self._advance, device=self._counter.device, generator=generator)
+        if generator is not self._generator:
+            raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
+        stats = self._replay()
+        self._steps += 1
+        return stats
+
+    def predict(self, x: Inputs) -> Tensor:
+        """The head's outputs."""
+        return self._eager.predict(x)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the eager learner would save."""
+        state = self._eager.state_dict()
+        _restore_settings(state["optimizer"], self._rates.release())
+        return {**state, "step": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, this learner's or an eager one's."""
+        self._eager.load_state_dict(state)
+        self._start()
+
+    def _start(self) -> None:
+        """From the eager learner's state; whatever was captured before reads memory that is no longer in use."""
+        self._steps = self._eager.steps
+        self._counter.fill_(self._steps)
+        self._rates = DeviceRates(self._eager.optimizer, self._eager.rates)
+        self._replay = self._generator = None
+
+    def _advance(self) -> StepStats:
+        """The step itself: all of it on the device."""
+        assert self._generator is not None
+        x, y = self._look_up()
+        stats = self._fast.fill_grads(x, y, generator=self._generator)
+        self._rates.step(self._factors.take(self._counter))
+        self._counter += 1
+        return stats
+
+    def _look_up(self) -> tuple[Inputs, Target]:
+        if self._batches is not None:
+            return self._batches(self._counter)
+        assert self._y is not None
+        return self._x, self._y
+
+    def _take(self, x: Inputs, y: Target) -> None:
+        """Put a batch where the captured step reads it, or see that it is the one the device will look up."""
+        if self._batches is not None:
+            if x != (self._steps,):
+                raise SplitError(
+                    [
+                        f"the batch of step {self._steps} is looked up on the device: pass batch({self._steps}) here,"
+                        " or learner.batch to fit"
+                    ]
+                )
+            return
+        if self._y is None:
+            self._x, self._y = pytree.tree_map_only(Tensor, torch.clone, (x, y))
+            return
+        old, new = pytree.tree_leaves((self._x, self._y)), pytree.tree_leaves((x, y))
+        if [_kind(t) for t in old] != [_kind(t) for t in new]:
+            raise SplitError(["a captured step takes batches of one shape and dtype: leave a smaller last batch out"])
+        for place, value in zip(old, new, strict=True):
+            if isinstance(place, Tensor):
+                place.copy_(value)
+
+    def _compare(self, expected: Estimate, found: Estimate) -> None:
+        roles = self._eager.split.roles
+        problems = []
+        for what, held in (("trunk", (Role.TRUNK,)), ("head", (Role.HEAD, Role.TIED))):
+            names = [n for n in expected.grads if roles[n] in held]
+            far = _distance(expected.grads, found.grads, names) if names else 0.0
+            if not far <= (allowed := _TOLERANCE.get(self._dtype, _NARROW_TOLERANCE)):
+                problems.append(
+                    f"compiled code gives another gradient for the {what} than eager code (relative difference"
+                    f" {far:.2g}, allowed {allowed:g}): pass compile_=None, and report it with your torch version"
+                )
+        if problems:
+            raise SplitError(problems)
+
+
+def _distance(expected: Params, found: Params, names: Sequence[str]) -> float:
+    """‖found - expected‖ / ‖expected‖ over these parameters."""
+    size = norm({n: expected[n] for n in names}).clamp_min(torch.finfo(torch.float32).tiny)
+    return (norm({n: found[n] - expected[n] for n in names}) / size).item()
+
+
+def _compiled_twin(learner: GradientLearner, compile_: Compile) -> GradientLearner:
+    split, estimator = compiled(learner.split, learner.estimator, compile_)
+    return GradientLearner(
+        split,
+        estimator,
+        learner.optimizer,
+        max_norm=learner.max_norm,
+        prediction=learner.prediction,
+        magnitude=learner.magnitude,
+    )
+
+
+def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:
+    """Write the settings from before adaptation into an optimizer's state, a pair's parts included."""
+    parts = optimizer.get("parts", [optimizer])
+    groups = [group for part in parts for group in part["param_groups"]]
+    for group, kept in zip(groups, settings, strict=True):
+        group.update(kept)
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else value

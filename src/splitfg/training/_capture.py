@@ -1,0 +1,127 @@
+"""A step that a GPU replays by itself: one CUDA graph, with learning rates that live on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+_FLAGS = ("lr", "capturable", "foreach", "fused")
+# The first calls allocate optimizer state and compile; none of that may happen inside a capture.
+_WARM_UPS = 3
+
+
+class Replay(Generic[T]):
+    """A function of nothing that changes tensors in place: captured once on a GPU, replayed from then on.
+
+    The first calls run it as it is; each call is one run of it, captured or not. Elsewhere than on a GPU every
+    call runs it as it is. What it returns after capture is the same tensors every time, with new values.
+
+    Args:
+        function: Reads and writes tensors that stay where they are; no host decision may depend on their values.
+        device: Where they are.
+        generator: Drawn from by the function; its state can be read and set between calls.
+    """
+
+    def __init__(self, function: Callable[[], T], *, device: torch.device, generator: torch.Generator) -> None:
+        self._function, self._device, self._generator = function, device, generator
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._made: T | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Whether calls are replays by now."""
+        return self._graph is not None
+
+    def __call__(self) -> T:
+        """Run or replay the function once."""
+        if self._device.type != "cuda":
+            return self._function()
+        if self._graph is None:
+            self._calls += 1
+            if self._calls <= _WARM_UPS:
+                return self._warm_up()
+            self._graph, self._made = self._capture()
+        self._graph.replay()
+        assert self._made is not None
+        return self._made
+
+    def _warm_up(self) -> T:
+        """Run it on a stream of its own, as a capture will."""
+        here, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):
+            made = self._function()
+        here.wait_stream(aside)
+        return made
+
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, T]:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)
+        # thread_local: the backward pass and other people's threads may allocate meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            made = self._function()
+        return graph, made
+
+
+class DeviceRates:
+    """Steps an optimizer with learning rates scaled by a factor that lives on the device.
+
+    Adam and AdamW read their rates from tensors. Of any other optimizer the step is taken at its full rate and
+    then shortened, θ ← θ + factor (θ' - θ): the same step, since it is linear in the rate, at the price of a copy of
+    the parameters.
+
+    Args:
+        optimizer: Adapted in place; :meth:`release` undoes it.
+        rates: The full rate of every group.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+        self._optimizer = optimizer
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._before: list[Tensor] = []
+        self._kept = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in optimizer.param_groups]
+        self._rates = [torch.tensor(rate, device=self._params[0].device) for rate in rates]
+        self._native = isinstance(optimizer, torch.optim.Adam)
+        for group, rate, lr in zip(optimizer.param_groups, rates, self._rates, strict=True):
+            group["lr"] = lr.clone() if self._native else rate
+            self._adapt(group)
+
+    def step(self, factor: Tensor) -> None:
+        """One step at ``factor`` times the full rates."""
+        if self._native:
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"].copy_(rate * factor)
+            self._optimizer.step()
+        else:
+            self._shortened(factor)
+
+    def release(self) -> list[dict[str, Any]]:
+        """The groups' settings from before, to be written into a checkpoint instead of the adapted ones."""
+        return [dict(kept) for kept in self._kept]
+
+    @torch.no_grad()
+    def _shortened(self, factor: Tensor) -> None:
+        if not self._before:
+            self._before = [torch.empty_like(p) for p in self._params]
+        torch._foreach_copy_(self._before, self._params)
+        self._optimizer.step()
+        torch._foreach_sub_(self._params, self._before)
+        torch._foreach_mul_(self._params, factor)
+        torch._foreach_add_(self._params, self._before)
+
+    def _adapt(self, group: dict[str, Any]) -> None:
+        """One kernel for all parameters, and a step count on the device, where the optimizer knows how."""
+        if "capturable" not in group:
+            return
+        device = group["params"][0].device
+        group.update(fused=True, foreach=False, capturable=device.type == "cuda")
+        for p in group["params"]:
+            state = self._optimizer.state.get(p, {})
+            if "step" in state:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)

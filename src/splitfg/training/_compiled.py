@@ -1,0 +1,168 @@
+"""A split and an estimator whose heavy parts are compiled; everything around them stays ordinary Python.
+
+What is compiled is pure: the trunk under tangents (with forward mode *inside* the compiled function, since dual
+tensors handed into one have lost their tangents in some versions of torch), the trunk under reverse mode, the head's
+closed form and the loss. Random numbers are drawn outside. The result is the same estimate, up to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from splitfg._split import Split
+from splitfg.engines import ForwardMode
+from splitfg.estimators import CheckpointedBackprop, Estimator, ForwardGradient, SplitFG
+from splitfg.heads import Head, LinearHead, OutputLoss
+from splitfg.types import Engine, HeadGradient, Params, TrunkFunction
+
+Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a function to its compiled twin."""
+
+
+def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`torch.compile` of the whole function for the shapes it meets; a part that cannot be is an error."""
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> tuple[Split, Estimator]:
+    """The same network and method with their heavy parts compiled; parameters are shared, not copied.
+
+    Args:
+        split: The network.
+        estimator: Any estimator. Tangents pushed by forward mode are compiled with the engine; other methods get
+            a compiled trunk.
+        compile_: What compiles a function.
+    """
+    if isinstance(estimator, SplitFG | ForwardGradient) and isinstance(estimator.engine, ForwardMode):
+        pushed = dataclasses.replace(estimator, engine=CompiledEngine(estimator.engine, compile_))
+        # the pure forward gradient has the head inside what is pushed
+        return (split if isinstance(estimator, ForwardGradient) else _twin(split, split.trunk, compile_)), pushed
+    if isinstance(estimator, CheckpointedBackprop):
+        return _twin(split, CompiledTrunk(estimator.trunk(split), compile_), compile_), estimator.plain()
+    return _twin(split, CompiledTrunk(split.trunk, compile_), compile_), estimator
+
+
+def _twin(split: Split, trunk: nn.Module, compile_: Compile) -> Split:
+    head = CompiledHead(split.head, compile_) if isinstance(split.head, LinearHead) else split.head
+    twin = Split(trunk, head, tied=split.tied, model=split.model)
+    # the original is asked whether it agrees with its model: asking the twin would compile it for evaluation too
+    twin._agrees = True
+    return twin
+
+
+class CompiledEngine:
+    """An engine that pushes tangents in compiled code.
+
+    Args:
+        engine: The engine to compile.
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
+        self._chunk = engine.chunk
+        self._push = compile_(engine.__call__)
+
+    @property
+    def chunk(self) -> int | None:
+        """As the engine's."""
+        return self._chunk
+
+    def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        """``h`` and ``dh``."""
+        pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
+        return pushed
+
+
+class CompiledTrunk(nn.Module):
+    """A trunk whose forward pass, and backward pass where there is one, are compiled.
+
+    Args:
+        trunk: Kept and shared.
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, trunk: nn.Module, compile_: Compile = whole) -> None:
+        super().__init__()
+        self.inner = trunk
+        self._run = compile_(_run_trunk)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """h, as a function of the parameters in place at the moment: these may be another call's arguments."""
+        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs)
+        return h
+
+
+def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...]) -> Any:
+    return functional_call(trunk, params, inputs)
+
+
+class CompiledHead(Head):
+    """A linear head whose closed form and loss are compiled.
+
+    Args:
+        head: Kept and shared.
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, head: LinearHead, compile_: Compile = whole) -> None:
+        super().__init__(_CompiledLoss(head.output_loss, compile_))
+        self.inner = head
+        self._run = compile_(head._exact)
+
+    @property
+    def in_features(self) -> int:
+        """As the head's."""
+        return self.inner.in_features
+
+    @property
+    def out_features(self) -> int:
+        """As the head's."""
+        return self.inner.out_features
+
+    @property
+    def reverse_mode(self) -> bool:
+        """Never, as the head."""
+        return False
+
+    def outputs(self, params: Params, h: Tensor) -> Tensor:
+        """As the head's."""
+        return self.inner.outputs({name.removeprefix("inner."): p for name, p in params.items()}, h)
+
+    def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
+        found = self._run(h, target, normaliser)
+        return HeadGradient(found.loss, found.u, {f"inner.{name}": g for name, g in found.grads.items()})
+
+
+class _CompiledLoss(OutputLoss):
+    """A loss whose sum over rows, the part that reverse mode goes through, is compiled."""
+
+    def __init__(self, loss: OutputLoss, compile_: Compile) -> None:
+        super().__init__()
+        self.inner = loss
+        self._summed = compile_(loss.summed)
+
+    def fold(self, target: Tensor, width: int) -> Tensor:
+        return self.inner.fold(target, width)
+
+    def normaliser(self, target: Tensor, width: int) -> Tensor:
+        return self.inner.normaliser(target, width)
+
+    def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
+        total: Tensor = self._summed(outputs, target)
+        return total
+
+    def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.inner.rowwise(outputs, target)
+
+    def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.residual_(outputs, target, normaliser)
+
+    def problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
+        return self.inner.problems(leading, width, target)
