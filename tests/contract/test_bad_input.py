@@ -163,6 +163,25 @@ class TestOperators:
         (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
         assert problem.startswith("1.norm (WeightNormed)")
 
+    @pytest.mark.parametrize("K", [1, 3])
+    def test_a_function_with_a_backward_alone(self, K):
+        class Rounded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.round()
+
+            @staticmethod
+            def backward(ctx, g):
+                return g
+
+        class Straight(nn.Module):
+            def forward(self, x):
+                return Rounded.apply(x)
+
+        trunk = nn.Sequential(nn.Linear(3, 4), Straight())
+        (problem,) = refused(SplitFG(K), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1 (Straight): cannot be differentiated forward")
+
     def test_errors_of_another_kind_are_left_alone(self):
         class Broken(nn.Module):
             def __init__(self):
@@ -290,6 +309,11 @@ class TestBatches:
         assert "CrossEntropy()" in problem
 
     @every_estimator
+    @pytest.mark.xfail(strict=True, raises=AttributeError, reason="a target that is no tensor is not looked for")
+    def test_targets_that_are_no_tensor(self, name):
+        assert "target" in refused(ESTIMATORS[name], linear_split(), rows(), [0, 1, 2, 1, 0])[0]
+
+    @every_estimator
     def test_targets_of_the_wrong_shape(self, name):
         (problem,) = refused(ESTIMATORS[name], linear_split(), rows(), classes(5, 2, count=3))
         assert "targets have shape (5, 2), but h asks for (5,)" in problem
@@ -341,6 +365,33 @@ class TestFit:
         s.head.layers[0].bias.data[0] = float("nan")
         with pytest.raises(NonFiniteError, match="the loss is not finite"):
             ESTIMATORS[name](s, rows(), classes(5, count=3), generator=generator())
+
+    @pytest.mark.xfail(strict=True, raises=RuntimeError, reason="h is taken for a tensor")
+    def test_h_that_is_no_tensor(self):
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return self.layer(x), None
+
+        assert "tuple" in refused(SplitFG(2), linear_split(Pair()), rows(), classes(5, count=3))[0]
+
+    @pytest.mark.xfail(strict=True, reason="h and the loss are looked at, their derivative is not")
+    def test_derivatives_that_are_not_finite(self):
+        """The root of a zero: h is fine, J·v is not, and the gradient would be written without a word."""
+
+        class Root(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return torch.relu(self.layer(x)).sqrt()
+
+        with pytest.raises(NonFiniteError):
+            SplitFG(2)(linear_split(Root()), rows(), classes(5, count=3), generator=generator())
 
     def test_parameters_on_several_devices(self):
         with pytest.raises(SplitError, match=r"mixed devices \(cpu, meta\)"):

@@ -129,6 +129,15 @@ class TestClip:
         assert clipped.grads["trunk.w"].item() == pytest.approx(0.6, rel=1e-5)
         assert clipped.grads["head.w"].item() == pytest.approx(0.8, rel=1e-5)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_narrow_gradients(self, dtype):
+        """The norm is summed in float32, the gradients keep their dtype."""
+        clipped = clip(estimate_of({"a": torch.full((5000,), 2.0, dtype=dtype), "b": torch.ones(3, dtype=dtype)}), 1.0)
+        assert clipped.stats.norms["before_clip"].item() == pytest.approx(math.sqrt(20003), rel=1e-5)
+        assert {g.dtype for g in clipped.grads.values()} == {dtype}
+        total = sum(g.double().square().sum() for g in clipped.grads.values()).sqrt().item()
+        assert total == pytest.approx(1.0, rel=2 * torch.finfo(dtype).eps)
+
     def test_keeps_loss_and_statistics(self):
         stats = Stats(jvps=3, biased=True, scores=torch.ones(3), norms={"u": torch.tensor(2.0)})
         clipped = clip(Estimate(torch.tensor(1.5), {"w": torch.ones(2)}, stats), 1.0)
