@@ -33,6 +33,7 @@ from splitfg.runs import (
     fit,
     load_checkpoint,
     read_metrics,
+    save_checkpoint,
 )
 from splitfg.types import StepStats
 
@@ -303,7 +304,8 @@ def test_reused_memory_does_not_blur_the_log(tmp_path: Path) -> None:
             return StepStats(self.out)
 
     def runner(config: TinyConfig, *, seed: int, run: RunContext) -> Any:
-        return fit(Captured(config), batch, steps=4, generator=torch.Generator(), run=run, log_every=4)
+        every = {"log_every": 4, "checkpoint_every": 4}
+        return fit(Captured(config), batch, steps=4, generator=torch.Generator(), run=run, **every)
 
     config = TinyConfig()
     folder = make_folder(tmp_path, config)
@@ -347,6 +349,17 @@ def test_a_runner_that_only_measures_needs_no_fit(tmp_path: Path) -> None:
     assert [line["variance"] for line in read_metrics(folder.metrics_path)] == [2.0]
 
 
+def test_the_first_steps_are_not_part_of_the_step_time(tmp_path: Path) -> None:
+    def runner(config: TinyConfig, *, seed: int, run: RunContext) -> Any:
+        run.count(steps=1, seconds=10.0)
+        run.count(steps=4, seconds=0.2)
+        return {}
+
+    config = TinyConfig()
+    report = run_in(make_folder(tmp_path, config), config, runner)
+    assert (report.steps, report.step_ms) == (5, 50.0)
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     config = TinyConfig(steps=3)
     folder = make_folder(tmp_path, config)
@@ -383,6 +396,18 @@ def test_a_run_goes_on_where_it_began(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a device"):
         execute(folder, run_tiny, config, device="abacus", emit=lambda event: None)
     assert execute(folder, run_tiny, config, device="auto", emit=lambda event: None).status == "done"
+
+
+def test_a_run_that_began_on_a_gpu_does_not_go_on_on_a_cpu(tmp_path: Path) -> None:
+    config = TinyConfig()
+    folder = make_folder(tmp_path, config)
+    with pytest.raises(StoppedError):
+        run_in(folder, config, stopping_at(10))
+    checkpoint = load_checkpoint(folder.path)
+    assert checkpoint is not None
+    save_checkpoint(folder.path, checkpoint.state | {"device": "cuda"})
+    with pytest.raises(RunError, match="began on cuda and can only go on there, not on cpu"):
+        run_in(folder, config)
 
 
 @contextmanager
