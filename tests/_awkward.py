@@ -9,6 +9,8 @@ from _toolkit import classes, noise, seeded
 from torch import nn
 from torch.nn.utils import parametrize
 
+from splitfg import LinearHead, Split
+
 
 class Twice(nn.Module):
     """One module called twice."""
@@ -251,3 +253,11 @@ def awkward(name):
     """A fresh copy of the named case."""
     build, inputs, width = _CASES[name]
     return Awkward(seeded(build).to(torch.float64), inputs, width)
+
+
+def awkward_split(name):
+    """The named case as trunk under a linear head, with its inputs and a target."""
+    case = awkward(name)
+    h = case.module(*case.args)
+    head = LinearHead(seeded(lambda: nn.Linear(case.width, 4)).double())
+    return Split(case.module, head), case.inputs, classes(*h.shape[:-1], count=4)

@@ -90,6 +90,13 @@ def exact(split, x, y, *, criterion=cross_entropy, readout_only=False):
     return dict(zip(wanted, grads, strict=True))
 
 
+def close(actual, expected, tolerance=1e-9):
+    """Whether gradients agree, name by name."""
+    assert set(actual) == set(expected)
+    for name, g in expected.items():
+        torch.testing.assert_close(actual[name], g, rtol=tolerance, atol=tolerance)
+
+
 def z_bound(comparisons, error=1e-4):
     """|z| beyond which one of so many fair comparisons lands with probability ``error`` at most (Bonferroni)."""
     return NormalDist().inv_cdf(1 - error / (2 * comparisons))

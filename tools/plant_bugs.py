@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "splitfg"
 TESTS_FAILED = 1  # pytest's exit code; others mean that nothing was really run
 
-GIVEN = "tests/oracle/test_estimators.py::TestGivenTangents"
+GIVEN = "tests/oracle/test_estimator_formulas.py::TestGivenTangents"
 BASIS = "tests/oracle/test_estimators.py::TestFullBasis"
-PARTS = "tests/oracle/test_estimators.py::TestParts"
+PARTS = "tests/oracle/test_estimator_formulas.py::TestParts"
 HEADS = "tests/oracle/test_heads.py"
 CONTRACT = "tests/contract/test_estimator_contract.py"
 LAWS = "tests/statistical/test_tangent_laws.py"
@@ -74,7 +74,7 @@ BUGS = (
         "estimators/_combine.py",
         "mean = self._sum / self._source.count",
         "mean = self._sum / self._source.chunk",
-        ("tests/oracle/test_estimators.py::TestChunks::test_same_estimate",),
+        ("tests/oracle/test_estimator_formulas.py::TestChunks::test_same_estimate",),
     ),
     Bug(
         "stale u",
@@ -221,7 +221,7 @@ BUGS = (
         "training/_lagged.py",
         'return inverse.clamp(group["a_min"], group["a_max"])',
         "return inverse",
-        (f"{TRAINING}::TestLaggedRMS",),
+        ("tests/unit/test_optimizers.py::TestLaggedRMS",),
     ),
 )
 

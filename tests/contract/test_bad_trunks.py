@@ -1,0 +1,213 @@
+"""Trunks that cannot work are refused by name: operators without a forward-mode rule, batch statistics, randomness."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _refusals import ESTIMATORS, every_estimator, linear_split, refused, rows
+from _toolkit import classes, generator, noise
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import weight_norm
+
+from splitfg import (
+    CentralDifference,
+    ForwardGradient,
+    ForwardMode,
+    SplitError,
+    SplitFG,
+)
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+class ScaledAttention(nn.Module):
+    """Wants a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = FusedAttention()
+
+    def forward(self, x, *, scale):
+        return self.inner(scale * x)
+
+
+class CallsWithKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = ScaledAttention()
+
+    def forward(self, x):
+        return self.attention(x, scale=2.0)
+
+
+class WeightNormed(nn.Module):
+    """An operator without a forward-mode rule, used by a module that wants a keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.length = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, x, *, gain):
+        return x @ torch._weight_norm(self.weight, self.length, 0) * gain
+
+
+class Keyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = WeightNormed()
+
+    def forward(self, x):
+        return self.norm(x, gain=2.0)
+
+
+class TestOperators:
+    """An operator without a forward-mode rule: name it, name the module, say what to do."""
+
+    x, y = noise(2, 3, 4, dtype=torch.float32), classes(2, 3, count=3)
+
+    def two_layers(self):
+        blocks = nn.ModuleDict({"attend": FusedAttention(), "act": nn.Tanh(), "again": FusedAttention()})
+        return nn.Sequential(blocks["attend"], blocks["act"], blocks["again"])
+
+    @pytest.mark.parametrize(
+        "estimator",
+        [
+            SplitFG(1),
+            SplitFG(3),
+            SplitFG(3, engine=ForwardMode(chunk=1)),
+            pytest.param(
+                ForwardGradient(2),
+                marks=pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="only SplitFG explains it"),
+            ),
+        ],
+    )
+    def test_fused_attention_is_named_with_its_module(self, estimator):
+        problems = refused(estimator, linear_split(self.two_layers()), self.x, self.y)
+        assert len(problems) == 2
+        for name, problem in zip(("2", "0"), problems, strict=True):
+            assert f"{name} (FusedAttention)" in problem
+            assert "scaled_dot_product" in problem
+            assert "SDPBackend.MATH" in problem
+            assert "matmul and softmax" in problem
+
+    def test_the_advice_works(self):
+        s = linear_split(self.two_layers())
+        with sdpa_kernel(SDPBackend.MATH):
+            SplitFG(3)(s, self.x, self.y, generator=generator())
+        SplitFG(3, engine=CentralDifference())(s, self.x, self.y, generator=generator())
+
+    def test_other_operators_are_named_too(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.Sequential(weight_norm(nn.Linear(4, 4))))
+        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1.0.parametrizations.weight")
+        assert "_weight_norm_interface" in problem
+        assert "CentralDifference()" in problem
+
+    def test_a_module_called_with_keywords(self):
+        (problem,) = refused(SplitFG(2), linear_split(CallsWithKeyword()), self.x, self.y)
+        assert problem.startswith("attention.inner (FusedAttention)")
+
+    @pytest.mark.xfail(strict=True, raises=TypeError, reason="keyword arguments are not replayed")
+    def test_an_offender_called_with_keywords(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), Keyword())
+        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1.norm (WeightNormed)")
+
+    @pytest.mark.parametrize("K", [1, 3])
+    def test_a_function_with_a_backward_alone(self, K):
+        class Rounded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.round()
+
+            @staticmethod
+            def backward(ctx, g):
+                return g
+
+        class Straight(nn.Module):
+            def forward(self, x):
+                return Rounded.apply(x)
+
+        trunk = nn.Sequential(nn.Linear(3, 4), Straight())
+        (problem,) = refused(SplitFG(K), linear_split(trunk), rows(), classes(5, count=3))
+        assert problem.startswith("1 (Straight): cannot be differentiated forward")
+
+    def test_errors_of_another_kind_are_left_alone(self):
+        class Broken(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(4, 4))
+
+            def forward(self, x):
+                raise RuntimeError("a cable is loose")
+
+        with pytest.raises(RuntimeError, match="a cable is loose"):
+            SplitFG(2)(linear_split(Broken()), rows(d=4), classes(5, count=3), generator=generator())
+
+
+class TestModes:
+    @every_estimator
+    def test_batch_statistics(self, name):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)))
+        problems = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
+        assert [p.split()[0] for p in problems] == ["1", "2.0"]
+        assert all("batch statistics" in p and ".eval()" in p and "GroupNorm" in p for p in problems)
+
+    @pytest.mark.xfail(strict=True, reason="the trunk is run once more to look at h")
+    def test_batch_statistics_are_not_moved_by_the_refusal(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert torch.equal(trunk[1].running_mean, torch.zeros(4))
+
+    def test_batch_statistics_that_are_never_kept(self):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+        assert "batch statistics" in refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))[0]
+
+    @every_estimator
+    def test_dropout(self, name):
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+        (problem,) = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
+        assert "1 (Dropout) is random in training mode" in problem
+
+    @pytest.mark.parametrize("chunk", [1, None])
+    @pytest.mark.xfail(strict=True, reason="randomness is looked for in modules only")
+    def test_functional_dropout(self, chunk):
+        """With one tangent at a time, u would belong to another mask than J·v, without a word."""
+
+        class Random(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return F.dropout(self.layer(x), 0.5, training=self.training)
+
+        s, estimator = linear_split(Random()), SplitFG(3, engine=ForwardMode(chunk=chunk))
+        assert "random" in refused(estimator, s, rows(), classes(5, count=3))[0]
+
+    @pytest.mark.xfail(strict=True, reason="parameters are handed to the trunk with their own storage")
+    def test_parameters_written_in_place(self):
+        class Clamped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.full((3, 4), 5.0))
+
+            def forward(self, x):
+                with torch.no_grad():
+                    self.weight.clamp_(-1, 1)
+                return x @ self.weight
+
+        s = linear_split(Clamped())
+        with suppress(SplitError):
+            SplitFG(2)(s, rows(), classes(5, count=3), generator=generator())
+        assert torch.equal(s.trunk.weight, torch.full((3, 4), 5.0))
