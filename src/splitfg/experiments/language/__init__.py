@@ -1,0 +1,53 @@
+"""Language: GPT small8 trained every way the paper names, and the count-based references."""
+
+from __future__ import annotations
+
+from splitfg.experiments.language._config import (
+    EPOCH,
+    TENTH,
+    BigramMethod,
+    KnnLMMethod,
+    Language,
+    Sizes,
+    UnigramMethod,
+)
+from splitfg.experiments.language._presets import presets
+from splitfg.experiments.language._tables import figures, tables
+from splitfg.experiments.spec import Experiment
+
+__all__ = [
+    "EPOCH",
+    "EXPERIMENT",
+    "SMOKE",
+    "TENTH",
+    "BigramMethod",
+    "KnnLMMethod",
+    "Language",
+    "Sizes",
+    "UnigramMethod",
+]
+
+SMOKE = (
+    "steps=2",
+    "warmup=1",
+    "batch=2",
+    "corpus=synthetic",
+    "evaluations=1",
+    "model.layers=1",
+    "model.width=8",
+    "model.heads=2",
+    "model.context=8",
+    "model.vocab=64",
+)
+"""Overrides under which a run takes a moment and needs no data."""
+
+EXPERIMENT = Experiment(
+    name="language",
+    title="GPT small8 on WikiText-103",
+    source="Section 4.4, Tables 3 and 4, Appendix G",
+    runner="splitfg.experiments.language.run:run",
+    presets=presets(),
+    tables=tables(),
+    figures=figures(),
+    smoke=SMOKE,
+)

@@ -1,0 +1,102 @@
+"""From a config to the network, the corpus and the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
+from splitfg.data import DataError, Windows, load_tokens
+from splitfg.data.device import DeviceWindows
+from splitfg.experiments.language._config import Language
+from splitfg.learners import CapturedLearner
+from splitfg.models import GPT, GPTConfig
+from splitfg.recipes import MethodRecipe
+from splitfg.runs.loop import Batches
+from splitfg.training._compiled import whole
+
+_SYNTHETIC_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Windows to train on and to validate on."""
+
+    train: Windows
+    valid: Windows
+
+
+def load_corpus(config: Language) -> Corpus:
+    """The token streams of a config.
+
+    Raises:
+        DataError: They are not there, damaged, too short, or of another vocabulary.
+    """
+    length, vocab = config.model.context, config.model.vocab
+    if config.corpus == "synthetic":
+        return Corpus(Windows(_synthetic(vocab, 0), length), Windows(_synthetic(vocab, 1), length))
+    train, valid = load_tokens(config.corpus, "train"), load_tokens("wikitext103", "valid")
+    if vocab < 50_257:
+        raise DataError(f"{config.corpus} holds GPT-2 tokens", [f"model.vocab is {vocab:,}; 50,257 are needed"])
+    return Corpus(Windows(train, length), Windows(valid, length))
+
+
+def make_split(config: Language, seed: int, device: torch.device) -> Split:
+    """The network, initialised alike on every device, with what is not trained frozen."""
+    trunk = GPT(GPTConfig(**asdict(config.model)), generator=torch.Generator().manual_seed(seed)).to(device)
+    if config.light:
+        _keep_light(trunk)
+    tied = Tied.EXCLUDE if config.tied == "exclude" else Tied.INCLUDE
+    return Split(trunk, LinearHead(trunk.tied_linear(), rows=config.rows), tied=tied)
+
+
+def make_learner(
+    config: Language, split: Split, windows: Windows, device: torch.device
+) -> tuple[GradientLearner | CapturedLearner, Batches]:
+    """The learner and its batches; compiled and captured where there is a GPU and the config allows it."""
+    assert isinstance(config.method, MethodRecipe)
+    estimator, magnitude = config.method.build()
+    learner = GradientLearner(
+        split,
+        estimator,
+        config.optimizer.build(split, rho=config.rho),
+        schedule=CosineWithWarmup(config.steps, config.warmup),
+        max_norm=config.max_norm,
+        magnitude=magnitude,
+    )
+    batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
+    if not config.captured:
+        return learner, batches
+    compile_ = whole if device.type == "cuda" else None
+    captured = CapturedLearner(learner, horizon=config.steps, batches=batches, compile_=compile_)
+    return captured, captured.batch
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """float32 matrix products at this precision, for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _keep_light(trunk: GPT) -> None:
+    """Freeze the weight matrices: positions, norms, biases and the token table, which is the head's, stay."""
+    for module in trunk.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.requires_grad_(False)
+
+
+def _synthetic(vocab: int, seed: int) -> NDArray[np.uint16]:
+    """Tokens whose frequencies fall as 1 / rank."""
+    odds = 1 / np.arange(1, vocab + 1)
+    return np.random.default_rng(seed).choice(vocab, _SYNTHETIC_TOKENS, p=odds / odds.sum()).astype(np.uint16)

@@ -1,0 +1,70 @@
+"""The full pass over the validation windows, and how far the trunk has moved."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from splitfg import Split
+from splitfg.data import Windows
+from splitfg.estimators._grads import norm
+from splitfg.types import Params
+
+_WINDOWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 256
+
+
+class Validation:
+    """Mean negative log-likelihood over all complete windows; logits exist for a few hundred rows at a time.
+
+    Args:
+        windows: The validation windows.
+        device: Where the network is.
+    """
+
+    def __init__(self, windows: Windows, device: torch.device) -> None:
+        self._batches = [(x.to(device), y.to(device)) for x, y in windows.sweep(_WINDOWS_AT_ONCE)]
+        self._targets = len(windows) * windows.length
+
+    @torch.no_grad()
+    def nll(self, split: Split) -> float:
+        """In nats per token."""
+        total = torch.zeros((), dtype=torch.float64, device=self._batches[0][0].device)
+        for x, y in self._batches:
+            h, targets = split.h(x).flatten(0, 1), y.flatten()
+            for rows, wanted in zip(h.split(_ROWS_AT_ONCE), targets.split(_ROWS_AT_ONCE), strict=True):
+                total += F.cross_entropy(split.head.predict(rows), wanted, reduction="sum")
+        return (total / self._targets).item()
+
+
+def perplexity(nll: float) -> float:
+    """exp(NLL); infinite where that is too large for a float."""
+    return math.exp(nll) if nll < 700 else math.inf
+
+
+class Displacement:
+    """‖θ - θ₀‖ / ‖θ₀‖ of the trunk, θ₀ being where it is now. θ₀ is kept off the device.
+
+    Args:
+        split: The network.
+    """
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._start = self._trunk()
+        self._size = norm(self._start)
+
+    def __call__(self) -> float:
+        """How far the trunk has moved."""
+        now = self._trunk()
+        return (norm({name: now[name] - p for name, p in self._start.items()}) / self._size).item()
+
+    def _trunk(self) -> Params:
+        return {name: _copy(p) for name, p in self._split.trunk_params().items()}
+
+
+def _copy(p: Tensor) -> Tensor:
+    return p.detach().to("cpu", copy=True)
