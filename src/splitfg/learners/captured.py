@@ -62,6 +62,7 @@ class CapturedLearner:
         self._dtype, device = first.dtype, first.device
         self._factors = torch.tensor([learner.schedule(i) for i in range(horizon)], device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._no_target = torch.empty(0)
         self._x: Any = None
         self._y: Target | None = None
         self._checked = compile_ is None
@@ -83,7 +84,7 @@ class CapturedLearner:
 
     def batch(self, step: int) -> tuple[Inputs, Target]:
         """What to hand to :meth:`step` where batches are looked up on the device: the step's number alone."""
-        return (step,), torch.empty(0)
+        return (step,), self._no_target
 
     def check(self, x: Inputs, y: Target, *, generator: torch.Generator) -> None:
         """Compare the compiled gradient with the eager one on a batch; the generator stays as it was.

@@ -19,7 +19,7 @@ from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
 from splitfg.recipes import MethodRecipe
 from splitfg.runs.loop import Batches
-from splitfg.training._compiled import whole
+from splitfg.training._compiled import Compile, whole
 
 _SYNTHETIC_TOKENS = 4096
 
@@ -59,7 +59,7 @@ def make_split(config: Language, seed: int, device: torch.device) -> Split:
 def make_learner(
     config: Language, split: Split, windows: Windows, device: torch.device
 ) -> tuple[GradientLearner | CapturedLearner, Batches]:
-    """The learner and its batches; compiled and captured where there is a GPU and the config allows it."""
+    """The learner and its batches, sped up as the config says."""
     assert isinstance(config.method, MethodRecipe)
     estimator, magnitude = config.method.build()
     learner = GradientLearner(
@@ -71,11 +71,15 @@ def make_learner(
         magnitude=magnitude,
     )
     batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
-    if not config.captured:
+    if config.step == "eager":
         return learner, batches
-    compile_ = whole if device.type == "cuda" else None
-    captured = CapturedLearner(learner, horizon=config.steps, batches=batches, compile_=compile_)
+    captured = CapturedLearner(learner, horizon=config.steps, batches=batches, compile_=compiler(config.step, device))
     return captured, captured.batch
+
+
+def compiler(step: str, device: torch.device) -> Compile | None:
+    """What compiles a step: nothing without a GPU, where compiling takes longer than it saves."""
+    return whole if step == "compiled" and device.type == "cuda" else None
 
 
 @contextmanager

@@ -83,7 +83,7 @@ class Language:
         evaluations: Full passes over the validation split.
         checkpoints: How often a run is saved.
         matmul: float32 matrix products on a GPU: ``high`` allows TF32.
-        captured: Compile and capture the step where there is a GPU.
+        step: How a step runs on a GPU: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
     """
 
     method: (
@@ -110,4 +110,4 @@ class Language:
     evaluations: int = 40
     checkpoints: int = 4
     matmul: Literal["high", "highest"] = "high"
-    captured: bool = True
+    step: Literal["compiled", "captured", "eager"] = "compiled"

@@ -1,0 +1,160 @@
+"""What a step of GPT small8 costs, in time and memory, against the strongest ordinary alternatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from splitfg.experiments.language import Sizes
+from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
+
+TANGENTS = (1, 2, 4, 8, 32)
+BACKPROPS = {
+    "backprop": "Backprop",
+    "backprop-chunked": "Backprop, the same chunked head",
+    "backprop-checkpointed": "Backprop, activation checkpointing",
+    "backprop-both": "Backprop, chunked head and checkpointing",
+}
+SWEPT = (*BACKPROPS, "frozen", "split_fg-k4-chunk1", "split_fg-k4-chunk4")
+DEPTHS = (4, 8, 16, 32, 64)
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def split_fg(K: int, chunk: int, rows: int | None = None) -> str:
+    """The name of a Split-FG variant: K tangents, ``chunk`` at a time, ``rows`` of the head at a time."""
+    return f"split_fg-k{K}-chunk{chunk}" + ("" if rows is None else f"-rows{rows}")
+
+
+VARIANTS = (
+    *BACKPROPS,
+    "frozen",
+    *dict.fromkeys(split_fg(K, chunk) for K in TANGENTS for chunk in (1, K)),
+    *(split_fg(4, 4, rows) for rows in (64, 128, 512)),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Whole training steps (batch lookup, estimate, clipping, Adam), several methods in one process.
+
+    Attributes:
+        variants: What is measured, by name.
+        model: Sizes.
+        batch: Windows per step.
+        rows: Rows of the head at a time, where the variant does not say.
+        step: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
+        blocks: Blocks of steps that are timed; the variants take turns, and the median block counts.
+        steps: Steps in a block.
+        matmul: float32 matrix products on a GPU: ``high`` allows TF32.
+    """
+
+    variants: tuple[str, ...] = VARIANTS
+    model: Sizes = field(default_factory=Sizes)
+    batch: int = 4
+    rows: int = 256
+    step: Literal["compiled", "captured", "eager"] = "compiled"
+    blocks: int = 7
+    steps: int = 100
+    matmul: Literal["high", "highest"] = "high"
+
+
+def _swept(name: str, title: str, model: Sizes) -> Preset:
+    return Preset(name, title, Cost(SWEPT, model, step="eager", blocks=1, steps=3))
+
+
+_ROWS = (  # label, variant, the paper's milliseconds and MiB
+    *((label, name, *((41.7, 1237.7) if name == "backprop" else (None, None))) for name, label in BACKPROPS.items()),
+    ("Frozen trunk", "frozen", 24.4, 810.6),
+    *(
+        (f"Split-FG, K = {K}, one at a time", split_fg(K, 1), *_p)
+        for K, _p in zip(
+            TANGENTS, ((52.0, 811.0), (62.0, 811.0), (134.0, 811.0), (187.0, 811.0), (None, None)), strict=True
+        )
+    ),
+    *((f"Split-FG, K = {K}, all at once", split_fg(K, K), None, None) for K in TANGENTS if K > 1),
+    *((f"Split-FG, K = 4, all at once, head by {r} rows", split_fg(4, 4, r), None, None) for r in (64, 128, 512)),
+)
+
+
+def _cells(preset: str, variant: str, ms: float | None, mib: float | None) -> tuple[Cell, ...]:
+    return (
+        Cell(preset, f"ms/{variant}", None if ms is None else Paper(ms), decimals=3),
+        Cell(preset, f"ratio/{variant}", None if ms is None else Paper(round(ms / 41.7, 2)), decimals=2),
+        Cell(preset, f"mib/{variant}", None if mib is None else Paper(mib)),
+        Cell(preset, f"saved/{variant}", None if mib is None else Paper(round(100 * (1 - mib / 1237.7), 1))),
+        Cell(preset, f"beyond/{variant}"),
+    )
+
+
+_COLUMNS = ("Step, ms", "Against backprop", "Peak, MiB", "Saved against backprop, %", "Beyond 4 P, MiB")
+
+
+def _table(preset: str, title: str, note: str) -> Table:
+    return Table(
+        f"language-cost-{preset}",
+        title,
+        _COLUMNS,
+        tuple(Row(label, _cells(preset, name, ms, mib)) for label, name, ms, mib in _ROWS),
+        note=note,
+    )
+
+
+_NOTE = (
+    "Peak is torch.cuda.max_memory_allocated of a step, parameters and optimizer state included; beyond 4 P is what is"
+    " left of it without parameters, gradients and Adam's two moments. The paper measured eager steps on a laptop GPU."
+)
+
+EXPERIMENT = Experiment(
+    name="language_cost",
+    title="Step time and peak memory of GPT small8",
+    source="Section 4.4, Table 3, Appendix G (step time and memory)",
+    runner="splitfg.experiments.language_cost.run:run",
+    presets=(
+        Preset("compiled", "All methods, compiled and captured", Cost()),
+        Preset("eager", "All methods, eager", Cost(step="eager", blocks=3, steps=20)),
+        *(_swept(f"depth-{n}", f"Memory at {n} layers", Sizes(layers=n)) for n in DEPTHS),
+        *(_swept(f"length-{n}", f"Memory at T = {n}", Sizes(context=n)) for n in LENGTHS),
+    ),
+    tables=(
+        _table("compiled", "A training step of GPT small8, compiled and captured, all in one process", _NOTE),
+        _table("eager", "The same, eager, as the paper measured it", _NOTE),
+    ),
+    figures=(
+        Sweep(
+            "language-memory-depth",
+            "Peak memory of an eager step against depth",
+            tuple(f"depth-{n}" for n in DEPTHS),
+            "model.layers",
+            tuple(f"mib/{name}" for name in SWEPT),
+            "MiB",
+        ),
+        Sweep(
+            "language-beyond-depth",
+            "The same without parameters, gradients and moments",
+            tuple(f"depth-{n}" for n in DEPTHS),
+            "model.layers",
+            tuple(f"beyond/{name}" for name in SWEPT),
+            "MiB",
+        ),
+        Sweep(
+            "language-memory-length",
+            "Peak memory of an eager step against sequence length",
+            tuple(f"length-{n}" for n in LENGTHS),
+            "model.context",
+            tuple(f"mib/{name}" for name in SWEPT),
+            "MiB",
+        ),
+    ),
+    smoke=(
+        "variants=backprop,backprop-both,frozen,split_fg-k2-chunk1,split_fg-k2-chunk2",
+        "blocks=1",
+        "steps=1",
+        "rows=4",
+        "batch=2",
+        "model.layers=1",
+        "model.width=8",
+        "model.heads=2",
+        "model.context=8",
+        "model.vocab=64",
+    ),
+)

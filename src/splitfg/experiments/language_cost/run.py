@@ -1,0 +1,136 @@
+"""Build every variant, measure the memory of its step, and time them all in turns."""
+
+from __future__ import annotations
+
+import gc
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from splitfg import Backprop, CheckpointedBackprop, ForwardMode, FrozenTrunk, GradientLearner, SplitFG
+from splitfg.data.device import DeviceWindows
+from splitfg.errors import SplitError
+from splitfg.estimators import Estimator
+from splitfg.experiments.language import Language
+from splitfg.experiments.language._build import compiler, load_corpus, make_split, matmul_precision
+from splitfg.experiments.language_cost import Cost
+from splitfg.learners import CapturedLearner
+from splitfg.recipes import Adam, FrozenMethod
+from splitfg.runs import RunContext, RunError
+
+Step = Callable[[], object]
+
+_MIB = 2**20
+# Optimizer state appears in the first step, and a captured step is captured in the fourth.
+_BEFORE, _MEASURED = 3, 2
+_BACKPROPS: dict[str, Estimator] = {
+    "backprop": Backprop(),
+    "backprop-chunked": Backprop(closed_head=True),
+    "backprop-checkpointed": CheckpointedBackprop(),
+    "backprop-both": CheckpointedBackprop(closed_head=True),
+}
+
+
+def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
+    """Milliseconds and MiB of every variant, and their ratios to backprop."""
+    steps: dict[str, Step] = {}
+    metrics: dict[str, float] = {}
+    # every variant is compiled from the same few functions, more often than torch expects
+    with matmul_precision(config.matmul), torch._dynamo.config.patch(recompile_limit=256):
+        for i, name in enumerate(config.variants):
+            run.progress(i, len(config.variants))
+            try:
+                steps[name], found = measure(name, config, seed, run.device)
+            except (RuntimeError, SplitError) as error:
+                # one variant that does not fit or does not compile leaves the others their numbers
+                run.note(f"{name} was not measured: {error}")
+                continue
+            metrics |= {f"{what}/{name}": value for what, value in found.items()}
+        times = _in_turns(steps, config, run.device)
+    run.count(steps=config.blocks * config.steps * len(steps), jvps=0, trunk_backward=0)
+    metrics |= {f"ms/{name}": ms for name, ms in times.items()}
+    return metrics | against_backprop(metrics)
+
+
+def measure(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, dict[str, float]]:
+    """The step of a variant, ready to be timed, and its peak memory where torch counts it."""
+    gc.collect()
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    step, parameters = _make(name, config, seed, device)
+    for _ in range(_BEFORE):
+        step()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(_MEASURED):
+        step()
+    if device.type != "cuda":
+        return step, {}
+    peak = (torch.cuda.max_memory_allocated(device) - before) / _MIB
+    return step, {"mib": peak, "beyond": peak - 4 * 4 * parameters / _MIB}
+
+
+def parse(name: str, rows: int) -> tuple[Estimator, int]:
+    """The estimator that a variant's name says, and the rows of the head at a time.
+
+    Raises:
+        RunError: There is no such variant.
+    """
+    if name in _BACKPROPS:
+        return _BACKPROPS[name], rows
+    if name == "frozen":
+        return FrozenTrunk(), rows
+    found = re.fullmatch(r"split_fg-k(\d+)-chunk(\d+)(?:-rows(\d+))?", name)
+    if found is None:
+        known = ", ".join([*_BACKPROPS, "frozen"])
+        raise RunError(f"no variant is called {name!r}; there are {known} and split_fg-kK-chunkC[-rowsR]")
+    K, chunk, own_rows = found.groups()
+    return SplitFG(int(K), engine=ForwardMode(int(chunk))), int(own_rows or rows)
+
+
+def against_backprop(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Every time over backprop's, and every memory as a saving against it in percent."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        what, _, variant = name.partition("/")
+        reference = metrics.get(f"{what}/backprop")
+        if reference is not None and what in ("ms", "mib"):
+            ratio = value / reference
+            found |= {f"ratio/{variant}": ratio} if what == "ms" else {f"saved/{variant}": 100 * (1 - ratio)}
+    return found
+
+
+def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
+    """A variant's training step, and how many parameters the network has."""
+    estimator, rows = parse(name, config.rows)
+    language = Language(FrozenMethod(), model=config.model, corpus="synthetic", rows=rows)
+    split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
+    windows = DeviceWindows(load_corpus(language).train, batch=config.batch, steps=taken, device=device)
+    learner = GradientLearner(split, estimator, Adam(lr=1e-6).build(split, rho=0.1))
+    generator = torch.Generator(device).manual_seed(seed)
+    parameters = sum(p.numel() for p in split.model.parameters())
+    if config.step == "eager":
+        return lambda: learner.step(*windows(learner.steps), generator=generator), parameters
+    fast = CapturedLearner(learner, horizon=taken, batches=windows, compile_=compiler(config.step, device))
+    return lambda: fast.step(*fast.batch(fast.steps), generator=generator), parameters
+
+
+def _in_turns(steps: Mapping[str, Step], config: Cost, device: torch.device) -> dict[str, float]:
+    """Median milliseconds of a step; the variants take turns, so that a slow moment hits all alike."""
+    blocks: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(config.blocks):
+        for name, step in steps.items():
+            _synchronise(device)
+            began = time.perf_counter()
+            for _ in range(config.steps):
+                step()
+            _synchronise(device)
+            blocks[name].append(1e3 * (time.perf_counter() - began) / config.steps)
+    return {name: statistics.median(times) for name, times in blocks.items()}
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
