@@ -75,6 +75,7 @@ def test_a_class_without_examples_is_unlikely_but_not_impossible():
     assert (answer[:, 1:] < -10).all()
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_large_scores_do_not_overflow():
     keys = normal(30, D) * 1e3
     learner = HopfieldReadout(identity, classes=None, beta=1e3, scaling=Scaling(False, False))

@@ -83,9 +83,7 @@ def test_toy_jvp_matches_the_whole_jacobian():
     params, tangents, f = prepare("toy")
     jacobian = jacfwd(f)(params)
     _, dh = push(f)(params, tangents)
-    expected = sum(
-        torch.einsum("bhp,kp->kbh", jacobian[key].flatten(2), tangents[key].flatten(1)) for key in params
-    )
+    expected = sum(torch.einsum("bhp,kp->kbh", jacobian[key].flatten(2), tangents[key].flatten(1)) for key in params)
     torch.testing.assert_close(dh, expected)
 
 
@@ -141,10 +139,49 @@ def test_images_of_a_batch_do_not_meet(name):
     torch.testing.assert_close(trunk(x)[:1], trunk(x[:1]))
 
 
-def test_resnet_block_writes_onto_its_shortcut():
-    trunk = FlatTrunk(width=8, generator=generator()).double()
-    x = noise(2, 3, 6, 6)
+def written_out_norm(x, weight, bias):
+    """GroupNorm with 8 groups, spelled out."""
+    groups = x.unflatten(1, (8, -1)).flatten(2)
+    centred = groups - groups.mean(dim=2, keepdim=True)
+    scaled = centred / (centred.pow(2).mean(dim=2, keepdim=True) + 1e-5).sqrt()
+    return scaled.view_as(x) * weight[:, None, None] + bias[:, None, None]
+
+
+def written_out_conv_norm(params, name, x, stride=1):
+    weight = params[f"{name}.conv.weight"]
+    z = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+    return written_out_norm(z, params[f"{name}.norm.weight"], params[f"{name}.norm.bias"])
+
+
+def written_out_block(params, name, x, stride=1):
+    write = torch.relu(written_out_conv_norm(params, f"{name}.first", x, stride))
+    write = written_out_conv_norm(params, f"{name}.second", write)
+    projected = f"{name}.shortcut.conv.weight" in params
+    return torch.relu(write + (written_out_conv_norm(params, f"{name}.shortcut", x, stride) if projected else x))
+
+
+def jittered(trunk):
+    """Norms away from 1 and 0, so that their affine parameters matter."""
     with torch.no_grad():
-        trunk.block.second.norm.weight.zero_()
-    stem = torch.relu(F.group_norm(F.conv2d(x, trunk.stem.conv.weight, padding=1), 8))
-    torch.testing.assert_close(trunk(x), stem.flatten(1))
+        for i, p in enumerate(trunk.parameters()):
+            p.add_(0.1 * noise(*p.shape, seed=i))
+    return dict(trunk.named_parameters())
+
+
+def test_flat_trunk_is_stem_block_and_flatten():
+    build, x = CASES["flat"]
+    trunk = build(generator()).double()
+    params = jittered(trunk)
+    stem = torch.relu(written_out_conv_norm(params, "stem", x))
+    torch.testing.assert_close(trunk(x), written_out_block(params, "block", stem).flatten(1))
+
+
+def test_resnet_halves_the_image_in_the_first_block_of_later_stages():
+    build, x = CASES["resnet"]
+    trunk = build(generator()).double()
+    params = jittered(trunk)
+    h = torch.relu(written_out_conv_norm(params, "stem", x))
+    for name, stride in (("blocks.0", 1), ("blocks.1", 2), ("blocks.2", 1)):
+        h = written_out_block(params, name, h, stride)
+    assert h.shape == (2, 16, 4, 4)
+    torch.testing.assert_close(trunk(x), h.sum(dim=(2, 3)) / 16)
