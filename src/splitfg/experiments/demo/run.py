@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from splitfg import GradientLearner, LinearHead, Split
 from splitfg.experiments.demo import Demo
-from splitfg.models import TabM, linear
+from splitfg.models import MLP, linear
 from splitfg.runs import RunContext, fit
 from splitfg.types import Learner
 
@@ -22,7 +22,7 @@ def run(config: Demo, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Train, and evaluate on the held-out fifth."""
     generator = torch.Generator(run.device).manual_seed(seed)
     (x, y), (test_x, test_y) = _digits(run.device)
-    split = Split(TabM(x.shape[1], generator=generator), LinearHead(linear(128, 10, generator=generator)))
+    split = Split(MLP(x.shape[1], generator=generator), LinearHead(linear(128, 10, generator=generator)))
     estimator, _ = config.method.build()
     learner = GradientLearner(split, estimator, config.optimizer.build(split, rho=config.rho))
 

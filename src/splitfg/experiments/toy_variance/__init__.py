@@ -66,6 +66,7 @@ EXPERIMENT = Experiment(
     title="Variance at the split",
     source="Section 4.1, Table 5 and Figure 2",
     runner="splitfg.experiments.toy_variance.run:run",
+    smoke=("draws=2",),
     presets=tuple(_preset(c, loss) for loss in ("cross_entropy", "squared_error") for c in CLASSES),
     tables=(
         _table(
