@@ -19,13 +19,19 @@ from splitfg.data.errors import DataError
 Floats: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.int64]
 
+# Squares of larger numbers do not fit a float64.
+_LARGEST = 1e150
+# Further out than this many deviations nothing is learned from the distance, and squares would not fit a float32.
+_FURTHEST = 1e6
+
 
 @dataclass(frozen=True)
 class TableEncoding:
     """Numeric columns standardised, then categorical columns as integer codes, as they are.
 
     A numeric value becomes (x - mean) / deviation with the training rows' statistics; a missing one becomes 0, the
-    mean; a column that is constant (or wholly missing) there becomes 0 everywhere, whatever it holds later.
+    mean; one more than a million deviations out stays at a million; a column that is constant (or wholly missing) there
+    becomes 0 everywhere, whatever it holds later.
 
     A category becomes its place among the training rows' categories, 0 to n - 1, the most frequent first (so that
     codes, which are not standardised, are mostly small), or in its own order where it is an ordered pandas categorical.
@@ -84,7 +90,7 @@ class TableEncoding:
             raise DataError("the table does not have the columns it was fitted with", _column_problems(frame, self))
         encoded = np.empty((len(frame), self.width), dtype=np.float32)
         scaled = (_numbers(frame, self.numeric) - self.mean) / self.deviation
-        encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0, copy=False)
+        encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0).clip(-_FURTHEST, _FURTHEST)
         for place, (column, categories) in enumerate(self.categories, start=len(self.numeric)):
             encoded[:, place] = _codes(frame[column], categories)
         return encoded
@@ -135,8 +141,10 @@ def _numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
     problems = [f"{c!r} holds text or objects, not numbers" for c in columns if not _is_number(frame[c].dtype)]
     if not problems:
         values = frame[list(columns)].to_numpy(dtype=np.float64, na_value=np.nan)
-        infinite = np.isinf(values).any(axis=0)
-        problems = [f"{c!r} holds infinite values" for c, bad in zip(columns, infinite, strict=True) if bad]
+        infinite = (np.abs(values) > _LARGEST).any(axis=0)
+        problems = [
+            f"{c!r} holds infinite or too large values" for c, bad in zip(columns, infinite, strict=True) if bad
+        ]
     if problems:
         raise DataError("the table cannot be standardised", problems, hint="encode or drop those columns")
     return values

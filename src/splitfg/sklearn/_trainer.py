@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +17,9 @@ from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.sklearn._batches import Epochs
 from splitfg.sklearn._learners import Recipe, Shape
 
-_ROWS_AT_ONCE = 8192
+# Rows are predicted in blocks of one size, the last one padded: products of another size are rounded in another way,
+# and the prediction for a row must not depend on the rows beside it.
+_BLOCK_ROWS = 128
 # Fewer stored examples than this leave none to choose the readout's settings on.
 _FEWEST_TO_TUNE = 5
 
@@ -99,8 +102,9 @@ class Trainer:
 
     def predict(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Outputs, shape ``(n, outputs)``."""
-        parts = [self._learner.predict(part.to(self._device)).cpu() for part in torch.tensor(x).split(_ROWS_AT_ONCE)]
-        outputs: NDArray[np.float32] = torch.cat(parts).numpy()
+        padded = F.pad(torch.tensor(x), (0, 0, 0, -len(x) % _BLOCK_ROWS))
+        parts = [self._learner.predict(block.to(self._device)).cpu() for block in padded.split(_BLOCK_ROWS)]
+        outputs: NDArray[np.float32] = torch.cat(parts)[: len(x)].numpy()
         return outputs
 
     def snapshot(self) -> dict[str, Any]:

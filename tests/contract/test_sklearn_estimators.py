@@ -1,0 +1,282 @@
+"""What the estimators promise beyond scikit-learn's own suite: methods, weights, categories, stopping, going on."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from splitfg import SplitError
+from splitfg.recipes import SplitFGMethod
+from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
+from splitfg.sklearn.methods import METHODS, HopfieldMethod
+
+SMALL = {"steps": 40, "batch_size": 64, "width": 24, "members": 2, "learning_rate": 1e-2, "random_state": 0}
+QUICK = {**SMALL, "steps": 5}
+BOTH = [SplitFGClassifier, SplitFGRegressor]
+
+
+def blobs(rows=120, seed=0):
+    """Three well separated groups in the plane, and a linear function of it."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(rows) % 3
+    X = rng.normal(size=(rows, 2)) + 5.0 * np.array([[0, 0], [1, 0], [0, 1]])[y]
+    return X, np.array(["a", "b", "c"])[y], 3.0 * X[:, 0] - 2.0 * X[:, 1] + 40.0
+
+
+def data_for(kind):
+    X, labels, values = blobs()
+    return X, labels if kind is SplitFGClassifier else values
+
+
+def outputs(estimator, X):
+    return estimator.predict_proba(X) if isinstance(estimator, SplitFGClassifier) else estimator.predict(X)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_classifies(method):
+    X, y, _ = blobs()
+    model = SplitFGClassifier(method, **SMALL).fit(X, y)
+    assert model.score(X, y) > 0.85
+    probabilities = model.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    np.testing.assert_array_equal(model.classes_[probabilities.argmax(axis=1)], model.predict(X))
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"forward_forward"}))
+def test_every_method_but_forward_forward_regresses(method):
+    X, _, y = blobs()
+    assert SplitFGRegressor(method, **SMALL).fit(X, y).score(X, y) > 0.6
+
+
+def test_forward_forward_refuses_values():
+    X, _, y = blobs()
+    with pytest.raises(SplitError, match="cannot learn a real value"):
+        SplitFGRegressor("forward_forward", **SMALL).fit(X, y)
+
+
+def test_a_recipe_is_taken_as_it_is():
+    X, y, _ = blobs()
+    by_name = SplitFGClassifier("split_fg", **QUICK).fit(X, y)
+    same = SplitFGClassifier(SplitFGMethod(K=8, chunk=2), **QUICK).fit(X, y)
+    other = SplitFGClassifier(SplitFGMethod(K=1), **QUICK).fit(X, y)
+    np.testing.assert_array_equal(by_name.predict_proba(X), same.predict_proba(X))
+    assert not np.array_equal(by_name.predict_proba(X), other.predict_proba(X))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_seed_decides_everything(kind):
+    X, y = data_for(kind)
+    first, again = (outputs(kind(**QUICK).fit(X, y), X) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, outputs(kind(**{**QUICK, "random_state": 1}).fit(X, y), X))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_prediction_does_not_depend_on_the_rows_beside_it(kind):
+    X, y = data_for(kind)
+    model = kind(**QUICK).fit(X, y)
+    together = outputs(model, np.vstack([X, X]))
+    alone = np.concatenate([outputs(model, X[i : i + 7]) for i in range(0, len(X), 7)])
+    np.testing.assert_array_equal(together[: len(X)], alone)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_order_of_rows_does_not_matter(kind):
+    X, y = data_for(kind)
+    order = np.random.default_rng(0).permutation(len(y))
+    model, shuffled = kind(**QUICK).fit(X, y), kind(**QUICK).fit(X[order], y[order])
+    np.testing.assert_array_equal(outputs(model, X), outputs(shuffled, X))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_whole_weights_are_repetitions_and_zero_leaves_out(kind, early_stopping):
+    X, y = data_for(kind)
+    weight = np.random.default_rng(0).integers(0, 4, size=len(y))
+    model = kind(**{**QUICK, "early_stopping": early_stopping})
+    weighted = outputs(clone(model).fit(X, y, sample_weight=weight), X)
+    repeated = outputs(clone(model).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight)), X)
+    np.testing.assert_array_equal(weighted, repeated)
+    assert not np.array_equal(weighted, outputs(clone(model).fit(X, y), X))
+
+
+def test_fractional_weights_decide_between_contradicting_labels():
+    X = np.repeat([[0.0], [1.0]], 40, axis=0)
+    y = np.tile([0, 1], 40)
+    weight = np.where(y == (X[:, 0] > 0.5), 0.9, 0.1)
+    model = SplitFGClassifier(**SMALL).fit(X, y, sample_weight=weight)
+    assert model.predict([[0.0], [1.0]]).tolist() == [0, 1]
+    np.testing.assert_allclose(model.predict_proba([[0.0], [1.0]]).max(axis=1), 0.9, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (np.zeros(120), "zero for every row"),
+        (-np.ones(120), "negative"),
+        (np.full(120, np.nan), "NaN"),
+        (np.ones(119), "one weight for each of 120 rows"),
+        (np.ones((120, 1)), "one weight for each of 120 rows"),
+    ],
+)
+def test_useless_weights_are_refused(kind, weight, said):
+    X, y = data_for(kind)
+    with pytest.raises(ValueError, match=said):
+        kind(**QUICK).fit(X, y, sample_weight=weight)
+
+
+def mixed(rows=120):
+    X, labels, values = blobs(rows)
+    frame = pd.DataFrame({"x": X[:, 0], "colour": np.where(X[:, 1] > 2.5, "red", "blue"), "flag": X[:, 1] > 0})
+    return frame, labels, values
+
+
+@pytest.mark.parametrize("dtype", ["object", "string", "category"])
+def test_text_columns_of_a_frame_are_used(dtype):
+    frame, _, _ = mixed()
+    y = (frame["colour"] == "red").to_numpy()
+    frame = frame.astype({"colour": dtype}).drop(columns="flag")
+    model = SplitFGClassifier(**SMALL).fit(frame, y)
+    assert model.score(frame, y) > 0.95
+    assert model.feature_names_in_.tolist() == ["x", "colour"]
+
+
+def test_unseen_categories_and_missing_values_are_predicted():
+    frame, y, _ = mixed()
+    model = SplitFGClassifier(**QUICK).fit(frame, y)
+    strange = pd.DataFrame({"x": [np.nan, 0.0], "colour": ["green", None], "flag": [True, False]})
+    assert np.isfinite(model.predict_proba(strange)).all()
+
+
+def test_a_missing_number_counts_as_the_mean():
+    X, y, _ = blobs()
+    model = SplitFGClassifier(**QUICK).fit(X, y)
+    mean = X[:, 0].mean()
+    np.testing.assert_allclose(model.predict_proba([[np.nan, 1.0]]), model.predict_proba([[mean, 1.0]]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_other_columns_than_those_of_fit_are_refused(kind):
+    frame, labels, values = mixed()
+    model = kind(**QUICK).fit(frame, labels if kind is SplitFGClassifier else values)
+    for wrong in (frame.drop(columns="x"), frame[["colour", "x", "flag"]], frame.rename(columns={"x": "z"})):
+        with pytest.raises(ValueError, match="feature names"):
+            model.predict(wrong)
+    with pytest.raises(ValueError, match="'x' holds text"):
+        model.predict(frame.astype({"x": str}))
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "said"),
+    [
+        ([["a"], ["b"]], [0, 1], "becomes categories"),
+        ([[np.inf], [0.0]], [0, 1], "infinity"),
+        ([[1.0], [0.0]], [0, 0], "one class only"),
+        ([[1.0], [0.0]], [0, 1, 1], "inconsistent numbers of samples"),
+        (np.empty((0, 2)), [], "0 sample"),
+        (pd.DataFrame({"c": pd.Series([], dtype="object")}), [], "0 sample"),
+        ([[1.0], [0.0]], [0.5, 1.5], "Unknown label type"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(X, y, said):
+    with pytest.raises(ValueError, match=said):
+        SplitFGClassifier(**QUICK).fit(X, y)
+
+
+def test_constant_columns_change_nothing():
+    X, y, _ = blobs()
+    model = SplitFGClassifier(**SMALL).fit(np.column_stack([X, np.full(len(X), 0.1)]), y)
+    assert model.score(np.column_stack([X, np.full(len(X), 7.0)]), y) > 0.85
+
+
+def test_all_wrong_settings_are_named_at_once():
+    X, y, _ = blobs()
+    model = SplitFGClassifier(steps=0, width=2.5, learning_rate=-1.0, rho=-1.0, validation_fraction=1.0)
+    with pytest.raises(ValueError, match=r"steps.*width.*learning_rate.*rho.*validation_fraction"):
+        model.fit(X, y)
+
+
+@pytest.mark.parametrize(("method", "said"), [("backpropp", "unknown: choose one of split_fg"), (3, "got int")])
+def test_an_unknown_method_is_refused(method, said):
+    X, y, _ = blobs()
+    with pytest.raises(ValueError, match=said):
+        SplitFGClassifier(method, **QUICK).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("method", ["split_fg", "predictive_coding", "hopfield"])
+def test_pickled_models_predict_and_go_on_the_same(kind, method):
+    X, y = data_for(kind)
+    model = kind(method, **QUICK).fit(X, y)
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(outputs(model, X), outputs(copy, X))
+    for each in (model, copy):
+        each.partial_fit(X[:50], y[:50])
+    np.testing.assert_array_equal(outputs(model, X), outputs(copy, X))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_partial_fit_learns_batch_by_batch(kind):
+    X, y = data_for(kind)
+    model = kind(**{**SMALL, "batch_size": 20})
+    first = {"classes": np.unique(y)} if kind is SplitFGClassifier else {}
+    for _ in range(15):
+        for part in np.split(np.arange(len(y)), 2):
+            model.partial_fit(X[part], y[part], **first)
+    assert model.n_iter_ == len(model.loss_curve_) == 15 * 2 * 3
+    assert model.score(X, y) > 0.8
+
+
+def test_partial_fit_wants_all_classes_first_and_no_others_later():
+    X, y, _ = blobs()
+    with pytest.raises(ValueError, match="first call to partial_fit"):
+        SplitFGClassifier(**QUICK).partial_fit(X, y)
+    model = SplitFGClassifier(**QUICK).partial_fit(X[:6], y[:6], classes=["a", "b", "c"])
+    with pytest.raises(ValueError, match="not announced"):
+        model.partial_fit(X[:2], ["a", "z"])
+    with pytest.raises(ValueError, match="not those of the first call"):
+        model.partial_fit(X[:2], y[:2], classes=["a", "b"])
+
+
+def test_fit_begins_anew():
+    X, y, _ = blobs()
+    fresh = SplitFGClassifier(**QUICK).fit(X, y)
+    used = SplitFGClassifier(**QUICK).fit(X[:, ::-1], y).fit(X, y)
+    np.testing.assert_array_equal(fresh.predict_proba(X), used.predict_proba(X))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_early_stopping_stops_and_counts(kind):
+    X, y = data_for(kind)
+    model = kind(**{**SMALL, "steps": 2000}, early_stopping=True, evaluate_every=5, patience=3).fit(X, y)
+    scores = model.validation_scores_
+    assert model.n_iter_ == 5 * len(scores) < 2000
+    assert len(scores) - 1 - int(np.argmax(scores)) == 3
+
+
+def test_the_readout_stores_and_ignores_early_stopping():
+    X, y, _ = blobs()
+    model = SplitFGClassifier(HopfieldMethod(capacity=50), **SMALL, early_stopping=True).fit(X, y)
+    assert model.n_iter_ == 2
+    assert model.validation_scores_ == []
+
+
+def test_it_works_in_pipelines_and_searches():
+    X, y, values = blobs()
+    pipeline = make_pipeline(FunctionTransformer(), SplitFGClassifier(**SMALL))
+    search = GridSearchCV(pipeline, {"splitfgclassifier__method": ["frozen", "backprop"]}, cv=2, error_score="raise")
+    assert search.fit(X, y).best_score_ > 0.85
+    assert cross_val_score(SplitFGRegressor("backprop", **SMALL), X, values, cv=2).min() > 0.8
+
+
+def test_clones_are_equal_and_unfitted():
+    model = SplitFGClassifier(SplitFGMethod(K=2), steps=7)
+    copy = clone(model)
+    assert copy.get_params() == model.get_params()
+    assert not hasattr(copy, "classes_")
