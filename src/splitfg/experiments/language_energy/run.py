@@ -47,20 +47,25 @@ def energy(split: Split, windows: Windows, batch: int, batches: int) -> dict[str
     """The trunk's share e = ‖g_trunk‖² / ‖g‖², averaged over batches, and what it saves.
 
     Per trunk coordinate the variance falls by 1 / e. Over all coordinates it falls from P ‖g‖² to P_trunk ‖g_trunk‖²,
-    since the head's coordinates have none left.
+    since the head's coordinates have none left. The tied table counts as the head's: with the gradient of both its
+    roles, or, in ``trunk_share_readout``, with that of the readout alone, as it is trained.
     """
+    both = _share(split, windows, batch, batches, Backprop())
+    inside, outside = (sum(p.numel() for p in ps.values()) for ps in (split.trunk_params(), split.head_params()))
+    return {
+        "trunk_share": both,
+        "trunk_share_readout": _share(split, windows, batch, batches, Backprop(readout_only=True)),
+        "coordinate_reduction": 1 / both,
+        "total_reduction": (inside + outside) / (inside * both),
+    }
+
+
+def _share(split: Split, windows: Windows, batch: int, batches: int, exact: Backprop) -> float:
     trunk, head = split.trunk_params(), split.head_params()
     shares = []
     for step in range(batches):
         x, y = (part.to(next(iter(head.values())).device) for part in windows.step(step, batch))
-        grads = Backprop(readout_only=True)(split, x, y).grads
-        inside = norm({name: grads[name] for name in trunk}).square()
-        shares.append(inside / (inside + norm({name: grads[name] for name in head}).square()))
-    share = torch.stack(shares).mean().item()
-    inside_count = sum(p.numel() for p in trunk.values())
-    count = inside_count + sum(p.numel() for p in head.values())
-    return {
-        "trunk_share": share,
-        "coordinate_reduction": 1 / share,
-        "total_reduction": count / (inside_count * share),
-    }
+        grads = exact(split, x, y).grads
+        inside, outside = (norm({name: grads[name] for name in names}).square() for names in (trunk, head))
+        shares.append(inside / (inside + outside))
+    return torch.stack(shares).mean().item()
