@@ -8,6 +8,7 @@ closed form and the loss. Random numbers are drawn outside. The result is the sa
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -53,7 +54,7 @@ def _twin(split: Split, trunk: nn.Module, compile_: Compile) -> Split:
     head = CompiledHead(split.head, compile_) if isinstance(split.head, LinearHead) else split.head
     twin = Split(trunk, head, tied=split.tied, model=split.model)
     # the original is asked whether it agrees with its model: asking the twin would compile it for evaluation too
-    twin._agrees = True
+    twin.examined = True
     return twin
 
 
@@ -66,13 +67,18 @@ class CompiledEngine:
     """
 
     def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
-        self._chunk = engine.chunk
+        self._chunk, self._biased = engine.chunk, engine.biased
         self._push = compile_(engine.__call__)
 
     @property
     def chunk(self) -> int | None:
         """As the engine's."""
         return self._chunk
+
+    @property
+    def biased(self) -> bool:
+        """As the engine's."""
+        return self._biased
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh``."""
@@ -155,7 +161,10 @@ class _CompiledLoss(OutputLoss):
         return self.inner.normaliser(target, width)
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        total: Tensor = self._summed(outputs, target)
+        with warnings.catch_warnings():
+            # torch looks for a .grad on whatever enters compiled code, and warns of having done so
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
+            total: Tensor = self._summed(outputs, target)
         return total
 
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -164,5 +173,8 @@ class _CompiledLoss(OutputLoss):
     def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.residual_(outputs, target, normaliser)
 
-    def problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        return self.inner.problems(leading, width, target)
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
+        return self.inner.shape_problems(leading, width, target)
+
+    def value_problems(self, width: int, target: Tensor) -> list[str]:
+        return self.inner.value_problems(width, target)

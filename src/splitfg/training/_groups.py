@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from splitfg._split import Role, Split
 from splitfg.errors import SplitError
+from splitfg.training._pair import OptimizerPair
 from splitfg.types import Params
 
 
@@ -48,14 +49,28 @@ def block_weights(split: Split) -> list[nn.Parameter]:
 
 
 def momentum(split: Split, optimizer: torch.optim.Optimizer) -> Params:
-    """The optimizer's running mean of gradients, keyed by name: a prediction for a control variate."""
-    found = {}
-    for name, p in split.model.named_parameters():
-        state = optimizer.state.get(p, {})
-        mean = state.get("exp_avg", state.get("momentum_buffer"))
-        if mean is not None:
-            found[name] = mean.detach()
-    return found
+    """The optimizer's running mean of gradients, keyed by name: a prediction for a control variate.
+
+    Adam's first moment, corrected for its start at zero; SGD's buffer, which sums rather than averages, times 1 - μ;
+    Muon's buffer as it is.
+    """
+    parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
+    names = {id(p): name for name, p in split.model.named_parameters()}
+    means = {}
+    for part in parts:
+        for group in part.param_groups:
+            means.update({names[id(p)]: _mean(part.state[p], group) for p in group["params"] if part.state.get(p)})
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def _mean(state: dict[str, Any], group: dict[str, Any]) -> Tensor | None:
+    if "exp_avg" in state:
+        corrected: Tensor = state["exp_avg"] / (1 - group["betas"][0] ** state["step"])
+        return corrected
+    buffer: Tensor | None = state.get("momentum_buffer")
+    if buffer is None or "dampening" not in group:
+        return buffer
+    return buffer * float((1 - group["momentum"]) / (1 - group["dampening"]))
 
 
 def check_rho(rho: float) -> None:

@@ -1,0 +1,278 @@
+"""The captured learner takes the eager learner's steps: compiled, with rates and batches on the device, and resumed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import splitfg
+from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, SplitError, Tied
+from splitfg.data import Windows
+from splitfg.data.device import DeviceWindows
+from splitfg.learners import CapturedLearner
+from splitfg.models import GPT, GPTConfig
+from splitfg.recipes import (
+    SGD,
+    Adam,
+    AdamW,
+    BackpropMethod,
+    ConditionedLaw,
+    EvolutionMethod,
+    FrozenMethod,
+    MethodRecipe,
+    Muon,
+    OptimizerRecipe,
+    PureFGMethod,
+    SplitFGMethod,
+)
+from splitfg.runs import RunContext, RunFolder, fit
+from splitfg.training._compiled import compiled
+
+STEPS = 10
+CPU = torch.device("cpu")
+WINDOWS = Windows(np.random.default_rng(0).integers(0, 50, 400).astype(np.uint16), 8)
+
+# the whole of torch.compile but the code generation, which takes a minute here
+aot_eager = functools.partial(torch.compile, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    yield
+    torch.compiler.reset()
+
+
+def eager_learner(
+    method: MethodRecipe, optimizer: OptimizerRecipe | None = None, dtype: torch.dtype = torch.float32
+) -> GradientLearner:
+    config = GPTConfig(layers=1, width=16, heads=2, context=8, vocab=50)
+    trunk = GPT(config, generator=torch.Generator().manual_seed(0)).to(dtype)
+    split = Split(trunk, LinearHead(trunk.tied_linear(), rows=8), tied=Tied.EXCLUDE)
+    estimator, magnitude = method.build()
+    optimizer = optimizer or Adam(lr=1e-2)
+    return GradientLearner(
+        split,
+        estimator,
+        optimizer.build(split, rho=0.1),
+        schedule=CosineWithWarmup(STEPS, 3),
+        magnitude=magnitude,
+    )
+
+
+def captured_learner(*args: Any, compile_: Any = None, looked_up: bool = True, **kwargs: Any) -> CapturedLearner:
+    batches = DeviceWindows(WINDOWS, batch=2, steps=STEPS, device=CPU) if looked_up else None
+    return CapturedLearner(eager_learner(*args, **kwargs), horizon=STEPS, batches=batches, compile_=compile_)
+
+
+def take(learner: Any, generator: torch.Generator, start: int = 0, stop: int = STEPS) -> list[float]:
+    own = isinstance(learner, CapturedLearner) and learner._batches is not None
+    batches = learner.batch if own else lambda i: WINDOWS.step(i, 2)
+    return [learner.step(*batches(i), generator=generator).loss.item() for i in range(start, stop)]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def parameters(learner: Any) -> dict[str, Tensor]:
+    return {name: p.clone() for name, p in learner.state_dict()["model"].items()}
+
+
+def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], **tolerance: float) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], msg=name, **tolerance)
+
+
+class TestTheSameSteps:
+    @pytest.mark.parametrize("optimizer", [Adam(1e-2), AdamW(1e-2), SGD(0.1), SGD(0.1, 0.9), Muon(1e-2)], ids=repr)
+    def test_with_every_optimizer(self, optimizer):
+        method = SplitFGMethod(K=3)
+        eager, fast = eager_learner(method, optimizer), captured_learner(method, optimizer)
+        expected = take(eager, generator())
+        assert take(fast, generator()) == pytest.approx(expected, rel=1e-5)
+        # Muon orthogonalises in bfloat16
+        loose = {"rtol": 1e-3, "atol": 3e-4} if isinstance(optimizer, Muon) else {"rtol": 1e-5, "atol": 1e-6}
+        assert_same(parameters(fast), parameters(eager), **loose)
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            SplitFGMethod(K=3),
+            SplitFGMethod(K=3, chunk=1),
+            SplitFGMethod(K=2, law=ConditionedLaw()),
+            PureFGMethod(K=2),
+            EvolutionMethod(K=1),
+            BackpropMethod(),
+            BackpropMethod(closed_head=True),
+            FrozenMethod(),
+        ],
+        ids=repr,
+    )
+    def test_compiled_with_every_method(self, method):
+        eager = eager_learner(method, dtype=torch.float64)
+        fast = captured_learner(method, dtype=torch.float64, compile_=aot_eager)
+        assert take(fast, generator()) == pytest.approx(take(eager, generator()), rel=1e-6)
+        # the rate of a captured step is a float32 number
+        assert_same(parameters(fast), parameters(eager), rtol=1e-5, atol=1e-7)
+
+    def test_with_batches_that_are_given(self):
+        method = SplitFGMethod(K=2)
+        assert take(captured_learner(method, looked_up=False), generator()) == pytest.approx(
+            take(eager_learner(method), generator()), rel=1e-5
+        )
+
+    def test_of_a_network_that_is_no_gpt(self):
+        def learner() -> GradientLearner:
+            torch.manual_seed(0)
+            trunk = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 8))
+            split = Split(trunk, LinearHead(nn.Linear(8, 3)))
+            return GradientLearner(split, splitfg.SplitFG(4), torch.optim.Adam(split.model.parameters(), lr=0.01))
+
+        x, y = torch.randn(6, 5), torch.randint(0, 3, (6,))
+        eager = learner()
+        fast = CapturedLearner(learner(), horizon=5, compile_=aot_eager)
+        for step, g in ((eager.step, generator()), (fast.step, generator())):
+            for _ in range(5):
+                step(x, y, generator=g)
+        assert_same(parameters(fast), parameters(eager), rtol=1e-5, atol=1e-6)
+
+    def test_checkpointed_backprop_compiles_to_the_plain_gradient(self):
+        learner = eager_learner(BackpropMethod(), dtype=torch.float64)
+        split, estimator = compiled(learner.split, splitfg.CheckpointedBackprop(), aot_eager)
+        x, y = WINDOWS.step(0, 2)
+        expected = splitfg.Backprop()(learner.split, x, y)
+        found = estimator(split, x, y, generator=generator())
+        assert_same(found.grads, expected.grads)
+
+    @pytest.mark.slow
+    def test_through_the_real_compiler(self):
+        method = SplitFGMethod(K=2)
+        eager = eager_learner(method)
+        fast = CapturedLearner(
+            eager_learner(method), horizon=STEPS, batches=DeviceWindows(WINDOWS, batch=2, steps=STEPS, device=CPU)
+        )
+        take(eager, generator())
+        take(fast, generator())
+        assert_same(parameters(fast), parameters(eager), rtol=1e-4, atol=1e-5)
+
+
+class TestCheckpoints:
+    @pytest.mark.parametrize("method", [SplitFGMethod(K=2), SplitFGMethod(K=2, law=ConditionedLaw())], ids=repr)
+    @pytest.mark.parametrize("optimizer", [Adam(1e-2), Muon(1e-2)], ids=repr)
+    def test_a_resumed_learner_ends_where_an_uninterrupted_one_does(self, method, optimizer):
+        whole, first = captured_learner(method, optimizer), captured_learner(method, optimizer)
+        take(whole, generator())
+        g = generator()
+        take(first, g, stop=4)
+        second = captured_learner(method, optimizer)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert second.steps == 4
+        take(second, g, start=4)
+        assert_same(parameters(second), parameters(whole), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("make", [eager_learner, captured_learner])
+    def test_eager_and_captured_learners_go_on_from_each_other(self, make):
+        method = SplitFGMethod(K=2)
+        whole = eager_learner(method)
+        take(whole, generator())
+        other = captured_learner if make is eager_learner else eager_learner
+        g = generator()
+        first, second = make(method), other(method)
+        take(first, g, stop=4)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        take(second, g, start=4)
+        assert_same(parameters(second), parameters(whole), rtol=1e-5, atol=1e-6)
+
+    def test_the_state_is_the_eager_learners(self):
+        method = SplitFGMethod(K=2)
+        eager, fast = eager_learner(method), captured_learner(method)
+        take(eager, generator(), stop=3)
+        take(fast, generator(), stop=3)
+        first, second = eager.state_dict()["optimizer"], fast.state_dict()["optimizer"]
+        settings = [{k: v for k, v in group.items() if k != "lr"} for group in first["param_groups"]]
+        assert settings == [{k: v for k, v in group.items() if k != "lr"} for group in second["param_groups"]]
+        assert all(isinstance(group["lr"], float) for group in second["param_groups"])
+
+    def test_in_the_training_loop(self, tmp_path):
+        learner = captured_learner(SplitFGMethod(K=2))
+        folder = RunFolder.of(tmp_path, "some", "thing", 0)
+        folder.prepare("some", "thing", 0, Adam())
+        with RunContext(folder, None, device=CPU, emit=lambda event: None) as run:
+            fit(learner, learner.batch, steps=STEPS, generator=generator(), run=run, log_every=2)
+        eager = eager_learner(SplitFGMethod(K=2))
+        take(eager, generator())
+        assert_same(parameters(learner), parameters(eager), rtol=1e-5, atol=1e-6)
+
+
+class TestRefusals:
+    def test_compiled_code_that_loses_tangents(self):
+        def forgetful(function):
+            def run(*args):
+                out = function(*args)
+                return (out[0], torch.zeros_like(out[1])) if isinstance(out, tuple) else out
+
+            return run
+
+        learner = captured_learner(SplitFGMethod(K=2), compile_=forgetful)
+        before = parameters(learner)
+        with pytest.raises(SplitError, match=r"another gradient for the trunk .*relative difference 1"):
+            take(learner, generator())
+        assert_same(parameters(learner), before, rtol=0, atol=0)
+
+    def test_the_check_leaves_the_generator_alone(self):
+        learner, g = captured_learner(SplitFGMethod(K=2), compile_=aot_eager), generator()
+        before = g.get_state()
+        learner.check(*learner.batch(0), generator=g)
+        assert torch.equal(g.get_state(), before)
+
+    def test_a_step_beyond_the_horizon(self):
+        learner = captured_learner(FrozenMethod())
+        g = generator()
+        take(learner, g)
+        with pytest.raises(SplitError, match="tabulated for 10 steps"):
+            learner.step(*learner.batch(STEPS), generator=g)
+
+    def test_a_batch_where_the_device_looks_it_up(self):
+        learner = captured_learner(FrozenMethod())
+        with pytest.raises(SplitError, match="step 0 is looked up on the device"):
+            learner.step(*WINDOWS.step(0, 2), generator=generator())
+        with pytest.raises(SplitError, match="step 0 is looked up on the device"):
+            learner.step(*learner.batch(1), generator=generator())
+
+    def test_a_batch_of_another_shape(self):
+        learner, g = captured_learner(FrozenMethod(), looked_up=False), generator()
+        learner.step(*WINDOWS.step(0, 2), generator=g)
+        with pytest.raises(SplitError, match="one shape and dtype"):
+            learner.step(*WINDOWS.step(0, 3), generator=g)
+
+    def test_another_generator(self):
+        learner = captured_learner(SplitFGMethod(K=1))
+        learner.step(*learner.batch(0), generator=generator())
+        with pytest.raises(SplitError, match="pass the same one"):
+            learner.step(*learner.batch(1), generator=generator())
+
+
+class TestDeviceWindows:
+    @pytest.mark.parametrize("step", [0, 3, 24, 25, 60])
+    def test_gives_the_batches_of_the_windows(self, step):
+        device = DeviceWindows(WINDOWS, batch=2, steps=100, device=CPU)
+        for found in (device(step), device(torch.tensor(step))):
+            for part, expected in zip(found, WINDOWS.step(step, 2), strict=True):
+                assert torch.equal(part, expected)
+                assert part.dtype == torch.int64
+
+    def test_reads_ids_beyond_half_of_uint16(self):
+        tokens = np.array([0, 32767, 32768, 50256, 65535], dtype=np.uint16)
+        x, y = DeviceWindows(Windows(tokens, 4), batch=1, steps=1, device=CPU)(0)
+        assert x.tolist() == [[0, 32767, 32768, 50256]]
+        assert y.tolist() == [[32767, 32768, 50256, 65535]]
+
+    def test_moves_no_more_than_the_steps_need(self):
+        assert DeviceWindows(WINDOWS, batch=2, steps=3, device=CPU)._tokens.numel() == 2 * 3 * 8 + 1
