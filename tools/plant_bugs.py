@@ -65,15 +65,15 @@ BUGS = (
     Bug(
         "lost 1/K",
         "estimators/_combine.py",
-        "mean = self._sum / self._source.count",
-        "mean = self._sum",
+        "mean = (self._sum / self._source.count)",
+        "mean = self._sum.clone()",
         (f"{GIVEN}::test_mean_of_scores_on_tangents",),
     ),
     Bug(
         "1/K of a chunk",
         "estimators/_combine.py",
-        "mean = self._sum / self._source.count",
-        "mean = self._sum / self._source.chunk",
+        "mean = (self._sum / self._source.count)",
+        "mean = (self._sum / self._source.chunk)",
         ("tests/oracle/test_estimator_formulas.py::TestChunks::test_same_estimate",),
     ),
     Bug(

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.func import functional_call
 
 from splitfg.errors import SplitError
+from splitfg.types import Params
 
 
 def last_linear(model: nn.Module) -> str | None:
@@ -31,6 +33,8 @@ def replaced(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
     """
     for name in new:
         _require(model, name)
+    if isinstance(model, _Twin):  # what it has replaced already stays replaced
+        return _Twin(model.original, {**model.new, **new})
     return _Twin(model, new)
 
 
@@ -42,6 +46,7 @@ def without(model: nn.Module, name: str) -> nn.Module:
 class _Twin(nn.Module):
     def __init__(self, model: nn.Module, new: Mapping[str, nn.Module]) -> None:
         super().__init__()
+        self.new = dict(new)
         self._copies: dict[str, tuple[nn.Module, nn.Module]] = {}
         root = self._copied("", model)
         for name, module in new.items():
@@ -54,6 +59,11 @@ class _Twin(nn.Module):
             holder._modules[leaf] = module
         # Adopt the copy's registries, so that parameter names stay the model's own.
         self._modules, self._parameters, self._buffers = root._modules, root._parameters, root._buffers
+
+    @property
+    def original(self) -> nn.Module:
+        """The model this is the twin of."""
+        return self._copies[""][0]
 
     def _copied(self, name: str, module: nn.Module) -> nn.Module:
         if name not in self._copies:
@@ -81,7 +91,14 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
         Two graph modules that share the model's parameters under the model's names.
     """
     _require(model, name)
-    graph = _traced(model, name)
+    halves = {mode: _halves(model, name, mode) for mode in (True, False)}
+    trunks, rests = ({mode: halves[mode][i] for mode in halves} for i in (0, 1))
+    return _ByMode.of(model, trunks), _ByMode.of(model, rests)
+
+
+def _halves(model: nn.Module, name: str, mode: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Both halves as the model computes them in training (or evaluation) mode."""
+    graph = _traced(model, name, mode)
     reader = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
     if len(reader) != 1 or len(reader[0].all_input_nodes) != 1:
         raise SplitError([f"{name} is called {len(reader)} times or reads several values: cut at another module"])
@@ -91,14 +108,57 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     return _up_to(model, graph, h), _from(model, graph, h, later)
 
 
-def _traced(model: nn.Module, name: str) -> fx.Graph:
-    tracer = _Tracer(name)
+class _ByMode(nn.Module):
+    """A traced half for each mode, since tracing fixes what ``self.training`` was; follows the model's flag."""
+
+    def __init__(self, model: nn.Module, halves: Mapping[bool, fx.GraphModule]) -> None:
+        super().__init__()
+        self.traced = halves[True]
+        # Not registered: the model is the whole of which this is a part, and parameters must have one home here.
+        self._unregistered = (model, halves[False])
+
+    @classmethod
+    def of(cls, model: nn.Module, halves: Mapping[bool, fx.GraphModule]) -> nn.Module:
+        """One half for both modes where they are the same."""
+        return halves[True] if halves[True].code == halves[False].code else cls(model, halves)
+
+    def forward(self, *inputs: Any) -> Any:
+        model, evaluation_half = self._unregistered
+        if model.training:
+            return self.traced(*inputs)
+        present = dict(self.traced.named_parameters())
+        own: Params = {name: present[name] for name, _ in evaluation_half.named_parameters() if name in present}
+        return functional_call(evaluation_half, own, inputs)
+
+
+def is_readout(model: nn.Module, name: str) -> bool:
+    """Whether the named module is the linear layer whose output the model returns.
+
+    Where the model cannot be traced, its last linear layer is taken for it; the first batch shows whether it is.
+    """
+    _require(model, name)
+    if type(model.get_submodule(name)) is not nn.Linear:
+        return False
     try:
-        return tracer.trace(model)
+        graph = _traced(model, name, model.training)
+    except SplitError:
+        return name == last_linear(model)
+    calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
+    return name == last_linear(model) or (len(calls) == 1 and all(user.op == "output" for user in calls[0].users))
+
+
+def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
+    flags = [(module, module.training) for module in model.modules()]
+    model.train(mode)
+    try:
+        return _Tracer(name).trace(model)
     except Exception as error:  # symbolic tracing raises many kinds
         raise SplitError(
             [f"the model cannot be traced to be cut at {name} ({error}): build Split(trunk, head) from its parts"]
         ) from error
+    finally:
+        for module, training in flags:
+            module.training = training
 
 
 class _Tracer(fx.Tracer):

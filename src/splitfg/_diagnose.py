@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from splitfg import theory
 from splitfg._black_box import BlackBoxTrunk
 from splitfg._split import Split, Tied
+from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import refuse
-from splitfg.estimators import Backprop, SplitFG
+from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
 from splitfg.tangents import Layout
-from splitfg.types import Inputs, Params, Target
+from splitfg.types import Engine, Estimate, Inputs, Params, Target
 
 _MIB = 2**20
 
@@ -117,6 +119,7 @@ def diagnose(
     K: int = 8,
     draws: int = 100,
     steps: int | None = None,
+    engine: Engine | None = None,
     size: theory.TransformerSize | None = None,
 ) -> Diagnosis:
     """Measure how noisy Split-FG is on this model and batch.
@@ -132,35 +135,33 @@ def diagnose(
         K: Tangents per estimate to reason about.
         draws: Estimates to measure the variance from.
         steps: Training steps of the budget, for probes per parameter.
+        engine: How J v is found; by default forward mode, or central differences for a black box.
         size: A transformer and batch whose activations to weigh, with backprop and with Split-FG.
     """
     refuse([f"draws must be at least 2, got {draws}"] if draws < 2 else [])
-    estimator = SplitFG(K)
-    estimates = [estimator(split, x, y, generator=generator) for _ in range(draws)]
+    black_box = isinstance(split.trunk, BlackBoxTrunk)
+    estimator = SplitFG(K, engine=engine or (CentralDifference() if black_box else ForwardMode()))
     layout = Layout.of(split.trunk_params())
-    head = _energy({n: estimates[0].grads[n] for n in split.head_params()})
-    exact = not isinstance(split.trunk, BlackBoxTrunk)
-    if exact:
-        g = _trunk_gradient(split, x, y)
-        energy = _energy(g)
-        flat = layout.flatten(g)
+    head = FrozenTrunk()(split, x, y).grads
+    estimates = [_trunk_share(split, estimator(split, x, y, generator=generator), head) for _ in range(draws)]
+    g = None if black_box else _trunk_share(split, _exact(split, x, y), head)
+    if g is not None:
+        energy, flat = _energy(g.grads), layout.flatten(g.grads)
         measured = torch.stack([(layout.flatten(e.grads) - flat).square().sum() for e in estimates]).mean().item()
-        snr = _signal_to_noise(g, energy, K)
     else:
-        energy = torch.cat([e.stats.scores for e in estimates]).square().mean().item()
-        measured, snr = None, {}
+        energy, measured = torch.cat([e.stats.scores for e in estimates]).square().mean().item(), None
     return Diagnosis(
         K=K,
         draws=draws,
         trunk_parameters=layout.total,
-        head_parameters=sum(p.numel() for p in split.head_params().values()),
-        energy_ratio=energy / (energy + head),
+        head_parameters=sum(p.numel() for n, p in split.head_params().items() if n not in layout.names),
+        energy_ratio=energy / (energy + _energy(head)),
         predicted_variance=(layout.total + 1) / K * energy,
         measured_variance=measured,
-        snr=snr,
+        snr={} if g is None else _signal_to_noise(g.grads, energy, K),
         probes_per_parameter=None if steps is None else theory.probes_per_parameter(steps, K, layout.total),
-        saved_bytes=saved_bytes(split, x) if exact else None,
-        exact=exact,
+        saved_bytes=None if black_box else saved_bytes(split, x),
+        exact=not black_box,
         size=size,
     )
 
@@ -183,10 +184,14 @@ def saved_bytes(split: Split, x: Inputs) -> int:
     return sum(kept.values())
 
 
-def _trunk_gradient(split: Split, x: Inputs, y: Target) -> Params:
-    readout_only = split.tied is Tied.EXCLUDE
-    grads = Backprop(closed_head=True, readout_only=readout_only)(split, x, y).grads
-    return {n: grads[n] for n in split.trunk_params()}
+def _exact(split: Split, x: Inputs, y: Target) -> Estimate:
+    return Backprop(closed_head=True, readout_only=split.tied is Tied.EXCLUDE)(split, x, y)
+
+
+def _trunk_share(split: Split, estimate: Estimate, head: Params) -> Estimate:
+    """The trunk's part of an estimate: a tied parameter's without the head's exact share."""
+    own = {n: estimate.grads[n] - head[n] if n in head else estimate.grads[n] for n in split.trunk_params()}
+    return dataclasses.replace(estimate, grads=own)
 
 
 def _signal_to_noise(g: Params, energy: float, K: int) -> dict[str, float]:

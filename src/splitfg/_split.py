@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfg._cut import cut_at, last_linear, names_of, without
+from splitfg._cut import cut_at, is_readout, last_linear, names_of, without
 from splitfg.errors import SplitError, refuse
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead
 from splitfg.types import Inputs, Params, Target, TrunkFunction
@@ -58,7 +58,7 @@ class Split:
         self._trunk_names = names_of(trunk, self.model)
         self._head_names = names_of(head, self.model)
         refuse(self._problems())
-        self._agrees: bool | None = None if model is not None else True
+        self.examined = False
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
@@ -86,6 +86,10 @@ class Split:
     def trunk_params(self) -> Params:
         """What tangents are drawn for: the trunk's trained parameters, with the tied ones under ``INCLUDE``."""
         return self._params(Role.TRUNK, *([Role.TIED] if self.tied is Tied.INCLUDE else []))
+
+    def all_trunk_params(self) -> Params:
+        """Everything the trunk reads, frozen and tied parameters included."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if n in set(self._trunk_names.values())}
 
     def head_params(self) -> Params:
         """What the head trains exactly: its own parameters and the tied ones."""
@@ -139,14 +143,30 @@ class Split:
             return self.head.predict(self.h(x))
 
     def agrees_with_model(self, x: Inputs) -> bool:
-        """Whether trunk and head together give what the original model gives; found out once."""
-        if self._agrees is None:
+        """Whether what the head computes on these inputs is what the model returns."""
+        if isinstance(self.model, _Joined):
+            return True
+        returned, made = self._returned_and_made(x)
+        try:
+            ours = self.predict(x)
+        except Exception:  # halves that do not even fit
+            return False
+        if isinstance(self.head, LinearHead) and (len(made) != 1 or made[0] is not returned):
+            return False
+        same = isinstance(returned, Tensor) and returned.shape == ours.shape
+        return same and torch.allclose(returned, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+    def _returned_and_made(self, x: Inputs) -> tuple[Any, list[Any]]:
+        """What the model returns, and what the linear head's last layer makes on the way."""
+        made: list[Any] = []
+        layers = self.head.layers[-1:] if isinstance(self.head, LinearHead) else ()
+        handles = [layer.register_forward_hook(lambda *call: made.append(call[-1])) for layer in layers]
+        try:
             with torch.no_grad():
-                expected = self.model(*(x if isinstance(x, tuple) else (x,)))
-                ours = self.predict(x)
-            same = isinstance(expected, Tensor) and expected.shape == ours.shape
-            self._agrees = same and torch.allclose(expected, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
-        return self._agrees
+                return self.model(*(x if isinstance(x, tuple) else (x,))), made
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _params(self, *roles: Role) -> Params:
         held = self.roles
@@ -177,7 +197,7 @@ class _Joined(nn.Module):
         self.trunk, self.head = trunk, head
 
     def forward(self, *inputs: Any) -> Tensor:
-        return self.head.predict(self.trunk(*inputs))
+        return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs))
 
 
 def split(
@@ -194,6 +214,8 @@ def split(
     At its last linear layer the head is a closed form. At any other module, that module and all that follows
     becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``).
 
+    Forward mode looks through ``torch.no_grad()`` blocks inside a trunk; use ``.detach()`` to stop a tangent.
+
     Args:
         model: Its parameters are shared, its names kept.
         at: Dotted name of the module that reads h; by default the last :class:`torch.nn.Linear`.
@@ -206,11 +228,10 @@ def split(
         SplitError: If there is no such module, or what follows it reads more than h.
     """
     loss = loss if loss is not None else CrossEntropy()
-    last = last_linear(model)
-    name = at if at is not None else last
-    if name is None:
-        raise SplitError(["the model has no nn.Linear to cut at: name a module with at=..."])
-    if name == last and head is None:
+    name = at if at is not None else last_linear(model)
+    if not name:
+        raise SplitError(["there is no nn.Linear inside the model to cut at: name a module with at=..."])
+    if head is None and is_readout(model, name):
         result = Split(without(model, name), _linear_head(model, name, loss), tied=tied, model=model)
     else:
         trunk, rest = cut_at(model, name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
 from torch.utils import _pytree as pytree
 
+from splitfg._black_box import BlackBoxTrunk
 from splitfg._split import Split, disagreement
 from splitfg.errors import NonFiniteError, SplitError, refuse
 from splitfg.types import Inputs, Target
@@ -28,41 +30,46 @@ def skip_checks() -> bool:
 def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None) -> None:
     """Refuse a batch that cannot work, before anything is computed; on failure h is looked at too.
 
+    The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound.
+
     Raises:
         SplitError: With everything that is wrong.
     """
     if skip_checks():
         return
-    found = batch_problems(split, x, y, generator)
+    found = _mode_problems(split) + batch_problems(split, x, y, generator)
     if found:
-        raise SplitError(found + _problems_at_h(split, x, y))
+        raise SplitError(found + _further_problems(split, x, y))
+    if not split.examined:
+        refuse(_first_use_problems(split, x))
+        split.examined = True
 
 
-def batch_problems(split: Split, x: Inputs, y: Target, generator: torch.Generator | None) -> list[str]:
-    """What is wrong with the trunk's mode, the inputs, the target or the generator."""
-    found = _mode_problems(split.trunk) + _tensor_problems(split, x, y)
+def batch_problems(split: Split, x: Inputs, y: object, generator: torch.Generator | None) -> list[str]:
+    """What is wrong with the inputs, the target or the generator, as far as can be told without running anything."""
+    found = _tensor_problems(split, x, y)
     device = next(iter(split.trained_params().values())).device
     if generator is not None and generator.device.type != device.type:
         found.append(
             f"the generator is on {generator.device}, the parameters on {device}: use torch.Generator({device.type!r})"
         )
-    if not found and not split.agrees_with_model(x):
-        found.append(disagreement())
     return found
 
 
 def check_h(split: Split, h: Tensor, y: Target) -> None:
-    """Refuse an h or a target that does not fit the head, or an h that is not finite."""
+    """Refuse an h, of the batch or a part of it, that does not fit the head and the whole batch's target."""
     if skip_checks():
         return
     refuse(split.head.problems(h, y))
     _require_finite(h, "h")
 
 
-def check_loss(loss: Tensor) -> None:
-    """Refuse a loss that is not finite."""
+def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
+    """Refuse a loss, or scores, that are not finite."""
     if not skip_checks():
         _require_finite(loss, "the loss")
+        if scores is not None:
+            _require_finite(scores, "a score <u, J v>")
 
 
 def operator_problems(split: Split, x: Inputs) -> list[str]:
@@ -71,9 +78,9 @@ def operator_problems(split: Split, x: Inputs) -> list[str]:
     Each module is run once with the inputs it gets, and then differentiated forward on its own.
     """
     found: dict[str, str] = {}
-    for name, module, args in reversed(list(_calls(split, x))):
+    for name, module, args, kwargs in reversed(list(_calls(split, x))):
         inside = any(other.startswith(f"{name}.") or not name for other in found)
-        problem = None if inside else _forward_mode_problem(module, args)
+        problem = None if inside else _forward_mode_problem(module, args, kwargs)
         if problem:
             found[name] = f"{name or 'the trunk'} ({type(module).__name__}): {problem}"
     return list(found.values())
@@ -87,9 +94,9 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
     return SplitError(found) if found else None
 
 
-def _mode_problems(trunk: nn.Module) -> list[str]:
+def _mode_problems(split: Split) -> list[str]:
     found = []
-    for name, module in trunk.named_modules():
+    for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
         if isinstance(module, _BATCH_STATISTICS) and (module.training or module.running_mean is None):
             found.append(
                 f"{name} ({type(module).__name__}) uses batch statistics, which are no function of the parameters"
@@ -103,7 +110,9 @@ def _mode_problems(trunk: nn.Module) -> list[str]:
     return found
 
 
-def _tensor_problems(split: Split, x: Inputs, y: Target) -> list[str]:
+def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
+    if not isinstance(y, Tensor):
+        return [f"the target is a {type(y).__name__}, not a tensor: use torch.as_tensor(target)"]
     found = []
     param = next(iter(split.trained_params().values()))
     tensors = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor)]
@@ -121,14 +130,37 @@ def _tensor_problems(split: Split, x: Inputs, y: Target) -> list[str]:
     return found
 
 
-def _problems_at_h(split: Split, x: Inputs, y: Target) -> list[str]:
+def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
     """What else is wrong, as far as can be told although other problems were found."""
     head = split.head
+    if not isinstance(y, Tensor):
+        return []
+    # running batch statistics would move them
+    still = not any(isinstance(m, _BATCH_STATISTICS) and m.training for m in split.model.modules())
     try:
-        return head.problems(split.h(x), y)
-    except Exception:  # h cannot be computed: look at the target by itself
-        width = head.out_features
-        return [] if width is None else head.output_loss.problems(tuple(y.shape), width, y)
+        if still:
+            return head.problems(split.h(x), y)
+    except Exception:  # the problems already found may keep h from being computed
+        pass
+    return [] if head.out_features is None else head.output_loss.value_problems(head.out_features, y)
+
+
+def _first_use_problems(split: Split, x: Inputs) -> list[str]:
+    if isinstance(split.trunk, BlackBoxTrunk):
+        return []  # a device may well be noisy
+    copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
+    h: object = split.trunk_function(x)(copies)
+    written = [name for name, p in copies.items() if not p.is_inference() and p._version > 0]
+    if written:
+        return [f"the trunk writes to its parameters {', '.join(written)} in place: make it compute new tensors"]
+    if not isinstance(h, Tensor):
+        return [f"the trunk gives a {type(h).__name__}, not a tensor: return h alone"]
+    if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
+        return [
+            "the trunk gives another h when it is run again, so h and J·v would not belong together: switch its"
+            " randomness off (functional dropout looks at self.training: call .eval())"
+        ]
+    return [] if split.agrees_with_model(x) else [disagreement()]
 
 
 def _require_finite(value: Tensor, what: str) -> None:
@@ -138,11 +170,13 @@ def _require_finite(value: Tensor, what: str) -> None:
         )
 
 
-def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Tensor, ...]]]:
-    """Every call of a module of the trunk, in the order they begin: name, module, positional inputs."""
-    seen: list[tuple[str, nn.Module, tuple[Tensor, ...]]] = []
+def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
+    """Every call of a module of the trunk, in the order they begin: name, module, arguments by place and by name."""
+    seen: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
     handles = [
-        module.register_forward_pre_hook(lambda m, args, name=name: seen.append((name, m, args)))
+        module.register_forward_pre_hook(
+            lambda m, args, kwargs, name=name: seen.append((name, m, args, kwargs)), with_kwargs=True
+        )
         for name, module in split.trunk.named_modules()
     ]
     try:
@@ -153,18 +187,20 @@ def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Tens
     yield from seen
 
 
-def _forward_mode_problem(module: nn.Module, args: tuple[Tensor, ...]) -> str | None:
+def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Why this module cannot be differentiated forward, or None if it can."""
     params = {name: p.detach() for name, p in module.named_parameters()}
-    floats = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point())
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
     def run(params: dict[str, Tensor], *moving: Tensor) -> object:
-        filled = list(args)
+        filled = list(leaves)
         for i, value in zip(floats, moving, strict=True):
             filled[i] = value
-        return torch.func.functional_call(module, params, tuple(filled))
+        own_args, own_kwargs = pytree.tree_unflatten(filled, structure)
+        return torch.func.functional_call(module, params, own_args, own_kwargs)
 
-    primals = (params, *(args[i].detach() for i in floats))
+    primals = (params, *(leaves[i].detach() for i in floats))
     try:
         with torch.no_grad():
             jvp(run, primals, pytree.tree_map(torch.ones_like, primals))

@@ -82,6 +82,10 @@ class Engine(Protocol):
     def chunk(self) -> int | None:
         """How many tangents ride together; ``None`` for all of them."""
 
+    @property
+    def biased(self) -> bool:
+        """Whether J·v itself is only approximate."""
+
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Evaluate f and its directional derivatives.
 

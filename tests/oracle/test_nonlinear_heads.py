@@ -149,15 +149,9 @@ def test_probe_step_can_be_chosen():
     [
         pytest.param(
             CumulativeReadout,
-            marks=pytest.mark.xfail(
-                strict=True, reason="probing all rows at once takes each row's loss for its own alone"
-            ),
         ),
         pytest.param(
             PooledReadout,
-            marks=pytest.mark.xfail(
-                strict=True, raises=RuntimeError, reason="rows of h and of the outputs are taken for the same"
-            ),
         ),
     ],
 )
@@ -170,14 +164,12 @@ def test_probed_head_that_mixes_positions_is_right_or_refused(readout):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.xfail(strict=True, reason="targets are compared with the leading dimensions of h, not of the outputs")
 def test_head_that_pools_positions_accepts_one_target_per_sample(kind):
     head = HEADS[kind][0](seeded(PooledReadout).to(DOUBLE))
     assert head.problems(noise(2, 3, 3), classes(2, count=4)) == []
 
 
 @pytest.mark.parametrize("settings", [{"step": 0.0}, {"step": -1.0}, {"together": 0}])
-@pytest.mark.xfail(strict=True, reason="settings of the probes are not looked at")
 def test_probe_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(ValueError, match=r"step|together"):
         ProbedHead(network(), **settings)

@@ -58,9 +58,7 @@ def test_parameter_counts_of_the_paper():
     assert count(FlatTrunk(width=16, generator=g)) == 5_136
     assert count(FlatTrunk(width=64, generator=g)) == 75_840
     assert count(resnet20(generator=g)) + count(linear(64, 10, generator=g)) == 272_474
-    assert count(resnet18(generator=g)) + count(linear(512, 100, generator=g)) == pytest.approx(
-        11.2e6, rel=0.005
-    )
+    assert count(resnet18(generator=g)) + count(linear(512, 100, generator=g)) == pytest.approx(11.2e6, rel=0.005)
 
 
 def test_small8_counts_of_the_paper():
@@ -69,9 +67,7 @@ def test_small8_counts_of_the_paper():
     head = trunk.tied_linear()
     assert count(trunk) - trunk.token.weight.numel() == 3_192_320
     assert count(head) == 12_916_049
-    light = [
-        p for name, p in trunk.named_parameters() if name == "position" or "norm" in name or "bias" in name
-    ]
+    light = [p for name, p in trunk.named_parameters() if name == "position" or "norm" in name or "bias" in name]
     assert sum(p.numel() for p in light) == 46_592
 
 

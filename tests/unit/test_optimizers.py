@@ -151,13 +151,9 @@ class TestMomentum:
             AdamW(),
             pytest.param(
                 SGD(momentum=0.9),
-                marks=pytest.mark.xfail(
-                    strict=True, reason="torch's SGD buffer is a sum, 1/(1 - momentum) times the mean"
-                ),
             ),
             pytest.param(
                 Muon(),
-                marks=pytest.mark.xfail(strict=True, reason="the pair of optimizers keeps its state in its parts"),
             ),
         ],
         ids=lambda r: type(r).__name__,

@@ -35,6 +35,11 @@ class CentralDifference:
     def __post_init__(self) -> None:
         refuse(_problems(self.step, self.noise, self.chunk))
 
+    @property
+    def biased(self) -> bool:
+        """Yes: by the truncation error of the difference."""
+        return True
+
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
         rows = _rows(tangents)
@@ -61,6 +66,11 @@ class OneSidedDifference:
 
     def __post_init__(self) -> None:
         refuse(_problems(self.step, self.noise, self.chunk))
+
+    @property
+    def biased(self) -> bool:
+        """Yes: by the truncation error of the difference."""
+        return True
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""

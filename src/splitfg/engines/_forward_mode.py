@@ -28,6 +28,11 @@ class ForwardMode:
     def __post_init__(self) -> None:
         refuse(chunk_problems(self.chunk))
 
+    @property
+    def biased(self) -> bool:
+        """No: J·v is exact."""
+        return False
+
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh[k] = J v_k`` of shape ``(c, *h.shape)``."""
 

@@ -66,12 +66,12 @@ class _MeanAccumulator(Accumulator):
         self._sum: Tensor | None = None
 
     def add(self, tangents: Tensor, scores: Tensor) -> None:
-        part = scores.to(tangents.dtype) @ tangents
+        part = (scores.to(tangents.dtype) @ tangents).to(_wide(tangents.dtype))
         self._sum = part if self._sum is None else self._sum.add_(part)
 
     def result(self) -> Tensor:
         assert self._sum is not None
-        mean = self._sum / self._source.count
+        mean = (self._sum / self._source.count).to(self._source.layout.dtype)
         precision = self._source.law.precision(self._source.layout)
         return mean if precision is None else mean * precision
 
@@ -112,8 +112,9 @@ class _ProjectionAccumulator(Accumulator):
 
     def result(self) -> Tensor:
         scores = torch.cat(self._scores)
-        weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(self._source.layout.dtype)
-        parts = weights.split(self._source.chunk_sizes)
+        dtype = self._source.layout.dtype
+        weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(_wide(dtype))
+        parts = weights.to(dtype).split(self._source.chunk_sizes)
         return torch.stack([w @ self._chunk(i) for i, w in enumerate(parts)]).sum(dim=0)
 
     def _gram(self) -> Tensor:
@@ -122,7 +123,11 @@ class _ProjectionAccumulator(Accumulator):
         for i in range(count):
             left = self._chunk(i)
             rows.append(torch.cat([left @ self._chunk(j).T for j in range(count)], dim=1))
-        return torch.cat(rows)
+        return torch.cat(rows).to(_wide(left.dtype))
 
     def _chunk(self, index: int) -> Tensor:
         return self._kept if self._kept is not None else self._source.again(index)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

@@ -15,6 +15,8 @@ def added(first: Params, second: Params) -> Params:
 
 def norm(grads: Params) -> Tensor:
     """The Euclidean norm over all entries together, summed in float32 or wider."""
+    if not grads:
+        return torch.zeros(())
     values = list(grads.values())
     wide = torch.promote_types(values[0].dtype, torch.float32)
     # one launch for many parameters, and no squares of them in memory

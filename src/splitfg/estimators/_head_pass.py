@@ -39,7 +39,7 @@ class HeadPass:
         return HeadGradient(self._loss, torch.cat(self._us), self._split.named_head_grads(self._grads))
 
     def _take(self, h: Tensor, target: Target) -> None:
-        check_h(self._split, h, target)
+        check_h(self._split, h, self._target)
         if self._normaliser is None:
             self._normaliser = self._split.head.normaliser(h, self._target)
         part = self._split.head(h, target, self._normaliser)

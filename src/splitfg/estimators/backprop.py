@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -74,6 +74,10 @@ class CheckpointedBackprop:
 
     def trunk(self, split: Split) -> nn.Module:
         """The split's trunk with its blocks checkpointed; parameters are shared."""
+        if any(isinstance(module, fx.GraphModule) for module in split.trunk.modules()):
+            raise SplitError(
+                ["a trunk that was cut by tracing has no blocks to checkpoint: build Split(trunk, head) from its parts"]
+            )
         names = self.blocks or _blocks(split.trunk)
         return replaced(split.trunk, {n: _Checkpointed(split.trunk.get_submodule(n)) for n in names})
 
@@ -115,7 +119,7 @@ class _Reverse:
         loss, grads = torch.zeros_like(next(iter(leaves.values())).sum()).detach(), Params()
         for part_x, part_y in batch:
             h = self._h(leaves, part_x)
-            check_h(self.split, h.detach(), part_y)
+            check_h(self.split, h.detach(), y)
             with torch.enable_grad():
                 normaliser = self.split.head.normaliser(h, y)
                 part = self.split.head.loss(self.split.head_view(leaves), h, part_y, normaliser)

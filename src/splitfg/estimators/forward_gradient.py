@@ -14,6 +14,7 @@ from splitfg.errors import refuse
 from splitfg.estimators._combine import Combination, Mean
 from splitfg.estimators._grads import norm
 from splitfg.estimators._parts import parts
+from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import tangent_problems
 from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
 from splitfg.types import Engine, Estimate, Inputs, Stats, Target
@@ -47,6 +48,7 @@ class ForwardGradient:
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         check_batch(split, x, y, generator)
+        check_engine(self.engine, split)
         with torch.no_grad():
             normaliser = _normaliser(split, x, y, self.micro_batch)
             params = split.trained_params()
@@ -60,13 +62,18 @@ class ForwardGradient:
                 loss, d = torch.zeros_like(loss), loss.new_zeros(tangents.shape[0])
                 for part_x, part_y in parts(x, y, self.micro_batch):
                     f = split.loss_function(part_x, part_y, normaliser)
-                    part_loss, part_d = self.engine(f, params, layout.unflatten(tangents))
+                    part_loss, part_d = push(self.engine, f, params, layout.unflatten(tangents), split=split, x=part_x)
                     loss, d = loss + part_loss, d + part_d
                 scores.append(d)
                 total.add(tangents, d)
-            check_loss(loss)
+            check_loss(loss, torch.cat(scores))
             grads = layout.unflatten(total.result())
-            stats = Stats(jvps=self.K, biased=self.combine.biased, scores=torch.cat(scores), norms={"all": norm(grads)})
+            stats = Stats(
+                jvps=self.K,
+                biased=self.combine.biased or self.engine.biased,
+                scores=torch.cat(scores),
+                norms={"all": norm(grads)},
+            )
             return Estimate(loss, grads, stats)
 
 
@@ -74,7 +81,7 @@ def _normaliser(split: Split, x: Inputs, y: Target, micro_batch: int | None) -> 
     """N of the whole batch, and the checks on h where they may be made."""
     if split.head.out_features is not None and skip_checks():
         return split.head.output_loss.normaliser(y, split.head.out_features)
-    first_x, first_y = next(iter(parts(x, y, micro_batch)))
+    first_x, _ = next(iter(parts(x, y, micro_batch)))
     h = split.h(first_x)
-    check_h(split, h, first_y)
+    check_h(split, h, y)
     return split.head.normaliser(h, y)

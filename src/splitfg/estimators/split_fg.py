@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from splitfg._split import Split
-from splitfg._validate import check_batch, explain, skip_checks
+from splitfg._validate import check_batch, check_loss
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._combine import Combination, Mean
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
+from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import tangent_problems
 from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target
@@ -69,6 +70,7 @@ class SplitFG:
             prediction: A guess of the trunk's gradient, keyed by parameter name; missing names count as zero.
         """
         check_batch(split, x, y, generator)
+        check_engine(self.engine, split)
         with torch.no_grad():
             params = _trunk_params(split)
             layout = Layout.of(params)
@@ -109,29 +111,18 @@ class SplitFG:
         """d_k = <u, J v_k> over all parts of the batch, shape ``(c,)``."""
         total: Tensor | None = None
         for i, (x, y) in enumerate(batch):
-            h, dh = self._push(split, x, params, tangents)
+            h, dh = push(self.engine, split.trunk_function(x), params, tangents, split=split, x=x)
             u = head.u(i, h, y)
             d = _inner(dh, u)
             total = d if total is None else total + d
         assert total is not None
         return total
 
-    def _push(self, split: Split, x: Inputs, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        f = split.trunk_function(x)
-        if skip_checks():
-            return self.engine(f, params, tangents)
-        try:
-            return self.engine(f, params, tangents)
-        except (NotImplementedError, RuntimeError) as error:
-            problem = explain(error, split, x)
-            if problem is None:
-                raise
-            raise problem from error
-
     def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass) -> Estimate:
         exact = head.result()
+        check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads)}
-        stats = Stats(jvps=self.K, biased=self.combine.biased, scores=scores, norms=norms)
+        stats = Stats(jvps=self.K, biased=self.combine.biased or self.engine.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
 

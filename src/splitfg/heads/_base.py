@@ -77,22 +77,33 @@ class Head(nn.Module, ABC):
         """The head's current parameters, detached, by its own names."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
-    def width(self, h: Tensor) -> int:
-        """The number of outputs, found by running one row where it is not known."""
+    def output_shape(self, h: Tensor) -> tuple[int, ...]:
+        """The shape of the outputs for this h, found by running one sample where it is not known."""
         if self.out_features is not None:
-            return self.out_features
+            return (*h.shape[:-1], self.out_features)
         with torch.no_grad():
-            return self.predict(h.detach()[:1]).shape[-1]
+            return (h.shape[0], *self.predict(h.detach()[:1]).shape[1:])
 
     def normaliser(self, h: Tensor, target: Tensor) -> Tensor:
         """N for this target; adds up over the parts of a batch."""
-        return self.output_loss.normaliser(target, self.width(h))
+        return self.output_loss.normaliser(target, self.output_shape(h)[-1])
 
     def problems(self, h: Tensor, target: Tensor) -> list[str]:
-        """What is wrong with this h and target for this head, all of it."""
-        if self.in_features is not None and (h.ndim < 2 or h.shape[-1] != self.in_features):
+        """What is wrong with this h and target for this head, all of it.
+
+        Args:
+            h: Representation of a batch, or of a part of it.
+            target: Target of the whole batch.
+        """
+        reads = self.in_features
+        if reads is not None and (h.ndim < 2 or h.shape[-1] != reads):
             return [
-                f"the trunk gives h of shape {tuple(h.shape)}, but the head reads (..., {self.in_features}):"
+                f"the trunk gives h of shape {tuple(h.shape)}, but the head reads (..., {reads}):"
                 " make the head's input width equal to the width of h"
             ]
-        return self.output_loss.problems(tuple(h.shape[:-1]), self.width(h), target)
+        try:
+            _, *inner, width = self.output_shape(h)
+        except (RuntimeError, ValueError, TypeError) as error:
+            return [f"the head cannot read h of shape {tuple(h.shape)} ({error}): make the two fit"]
+        loss, leading = self.output_loss, (target.shape[0], *inner)
+        return loss.shape_problems(leading, width, target) + loss.value_problems(width, target)

@@ -39,8 +39,12 @@ class OutputLoss(nn.Module, ABC):
         """The loss (1/N) Σ_n l_n and δ = dL/d(outputs), for a folded target; overwrites ``outputs``."""
 
     @abstractmethod
-    def problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """What is wrong with this target beside outputs of shape ``(*leading, width)``; looks at values too."""
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
+        """What is wrong with the target's shape beside outputs of shape ``(*leading, width)``."""
+
+    @abstractmethod
+    def value_problems(self, width: int, target: Tensor) -> list[str]:
+        """What is wrong with the target's dtype and values for ``width`` outputs."""
 
 
 class CrossEntropy(OutputLoss):
@@ -72,12 +76,13 @@ class CrossEntropy(OutputLoss):
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def fold(self, target: Tensor, width: int) -> Tensor:  # noqa: ARG002 - a class index has no width
-        """Class indices, shape ``(n,)``."""
-        return target.reshape(-1)
+        """Class indices, int64, shape ``(n,)``."""
+        return target.reshape(-1).long()
 
-    def normaliser(self, target: Tensor, width: int) -> Tensor:  # noqa: ARG002
+    def normaliser(self, target: Tensor, width: int) -> Tensor:
         """Σ_n w_{y_n} over the rows that count."""
-        return self._row_weight(target.reshape(-1), torch.float32).sum()
+        dtype = torch.float32 if self.class_weights is None else self.class_weights.dtype
+        return self._row_weight(self.fold(target, width), dtype).sum()
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Σ_n l_n."""
@@ -90,42 +95,45 @@ class CrossEntropy(OutputLoss):
     def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         """δ = ((Σ_c a_c) p - a) / N, built in the memory of the logits."""
         weight = self._row_weight(target, outputs.dtype) / normaliser.to(outputs.dtype)
-        index = target.clamp(0, outputs.shape[1] - 1).long().unsqueeze(1)
-        hit = outputs.gather(1, index).squeeze(1)
         counted = (target != self.ignore_index).to(outputs.dtype) / normaliser.to(outputs.dtype)
+        index = target.clamp(0, outputs.shape[1] - 1).unsqueeze(1)
         spread = self._spread(outputs)
         mass = (1 - self.label_smoothing) * weight
-        expected = mass * hit
+        # the maximum comes off first: differences of large logits keep their digits
+        outputs.sub_(outputs.amax(dim=1, keepdim=True))
+        expected = mass * outputs.gather(1, index).squeeze(1)
         if spread is not None:
             expected = expected + counted * (outputs @ spread)
             mass = mass + counted * spread.sum()
-        top = outputs.amax(dim=1, keepdim=True)
-        outputs.sub_(top).exp_()
-        total = outputs.sum(dim=1)
-        loss = (mass * (total.log() + top.squeeze(1)) - expected).sum()
+        total = outputs.exp_().sum(dim=1)
+        loss = (mass * total.log() - expected).sum()
         outputs.mul_((mass / total).unsqueeze(1))
         outputs.scatter_add_(1, index, -((1 - self.label_smoothing) * weight).unsqueeze(1))
         if spread is not None:
             outputs.addr_(counted, spread, alpha=-1)
         return loss, outputs
 
-    def problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """Integer classes in [0, C), one per row of h, at least one that counts, weights that fit."""
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:  # noqa: ARG002
+        """One class index for each row of outputs."""
+        wanted = f"{leading} (one class index for each row of outputs)"
+        return [] if tuple(target.shape) == leading else [_shape_problem(target, wanted)]
+
+    def value_problems(self, width: int, target: Tensor) -> list[str]:
+        """Integer classes in [0, C), at least one that counts, weights that fit."""
         found = []
         if self.class_weights is not None and self.class_weights.shape != (width,):
             found.append(
                 f"class_weights has shape {tuple(self.class_weights.shape)}, but the head has {width} outputs:"
                 " give one weight per class"
             )
-        if tuple(target.shape) != leading:
-            found.append(_shape_problem(target, f"{leading} (one class index for each row of h)"))
         if target.dtype not in _INTEGER:
             found.append(
                 f"targets are {target.dtype}, but cross-entropy wants class indices as integers:"
                 " pass target.long(), or use SquaredError() for values"
             )
         elif target.numel():
-            found += self._range_problems(width, target[target != self.ignore_index])
+            classes = target.long()
+            found += self._range_problems(width, classes[classes != self.ignore_index])
         return found
 
     def _range_problems(self, width: int, counted: Tensor) -> list[str]:
@@ -137,10 +145,10 @@ class CrossEntropy(OutputLoss):
         return [f"targets span {low}..{high}, but the head has {width} outputs: classes are 0..{width - 1}"]
 
     def _cross_entropy(self, outputs: Tensor, target: Tensor, reduction: str) -> Tensor:
-        weight = None if self.class_weights is None else self.class_weights.to(outputs.dtype)
+        weight = None if self.class_weights is None else self.class_weights.to(outputs)
         return F.cross_entropy(
             outputs,
-            target.long(),
+            target,
             weight=weight,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -151,15 +159,15 @@ class CrossEntropy(OutputLoss):
         counted = (target != self.ignore_index).to(dtype)
         if self.class_weights is None:
             return counted
-        classes = target.clamp(0, self.class_weights.shape[0] - 1).long()
-        return counted * self.class_weights.to(dtype)[classes]
+        classes = target.clamp(0, self.class_weights.shape[0] - 1)
+        return counted * self.class_weights.to(counted)[classes]
 
     def _spread(self, outputs: Tensor) -> Tensor | None:
         """(s / C) w_c, what smoothing puts on every class; ``None`` without smoothing."""
         if self.label_smoothing == 0.0:
             return None
         classes = outputs.shape[1]
-        weights = outputs.new_ones(classes) if self.class_weights is None else self.class_weights.to(outputs.dtype)
+        weights = outputs.new_ones(classes) if self.class_weights is None else self.class_weights.to(outputs)
         return weights * (self.label_smoothing / classes)
 
 
@@ -192,21 +200,22 @@ class SquaredError(OutputLoss):
         loss = 0.5 * outputs.square().sum() / scale
         return loss, outputs.div_(scale)
 
-    def problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """Finite floating-point values of the outputs' shape."""
-        found = []
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
+        """The shape of the outputs."""
         shapes = [(*leading, width), leading] if width == 1 else [(*leading, width)]
-        if tuple(target.shape) not in shapes:
-            found.append(_shape_problem(target, " or ".join(map(str, shapes))))
+        return [] if tuple(target.shape) in shapes else [_shape_problem(target, " or ".join(map(str, shapes)))]
+
+    def value_problems(self, width: int, target: Tensor) -> list[str]:  # noqa: ARG002
+        """Finite floating-point values."""
         if not target.is_floating_point():
-            found.append(
+            return [
                 f"targets are {target.dtype}, but squared error wants values: pass target.float(),"
                 " or use CrossEntropy() for classes"
-            )
-        elif not bool(torch.isfinite(target).all()):
-            found.append("targets hold NaN or infinite values: drop or impute those rows")
-        return found
+            ]
+        if not bool(torch.isfinite(target).all()):
+            return ["targets hold NaN or infinite values: drop or impute those rows"]
+        return []
 
 
 def _shape_problem(target: Tensor, wanted: str) -> str:
-    return f"targets have shape {tuple(target.shape)}, but h asks for {wanted}"
+    return f"targets have shape {tuple(target.shape)}, but the outputs ask for {wanted}"

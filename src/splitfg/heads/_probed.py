@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from splitfg.errors import refuse
 from splitfg.heads._base import Head
 from splitfg.heads._losses import CrossEntropy, OutputLoss
 from splitfg.types import HeadGradient, Params
@@ -15,11 +16,12 @@ from splitfg.types import HeadGradient, Params
 class ProbedHead(Head):
     """A head that can only be run. u = dL/dh and the head's gradient come from central differences.
 
-    Every coordinate j of h is probed for all rows at once, since each row has its own loss:
+    Every coordinate j of a sample's h is probed for all samples b of the batch at once, since each has its own loss
+    l_b (summed over its positions, which the head may mix):
 
-        u_nj = (l_n(h_n + ε e_j) - l_n(h_n - ε e_j)) / (2 ε N),
+        u_bj = (l_b(h_b + ε e_j) - l_b(h_b - ε e_j)) / (2 ε N),
 
-    2 d evaluations for h of width d. The head's parameters, if it has any, are probed one coordinate at a
+    2 D evaluations for D coordinates a sample. The head's parameters, if it has any, are probed one coordinate at a
     time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε); the default ε balances the two.
 
     Args:
@@ -40,6 +42,8 @@ class ProbedHead(Head):
         together: int = 32,
     ) -> None:
         super().__init__(loss if loss is not None else CrossEntropy())
+        found = [f"step must be positive (or None), got {step}"] if step is not None and not step > 0 else []
+        refuse(found + ([f"together must be at least 1, got {together}"] if together < 1 else []))
         self.step, self.together = step, together
         self._run: Callable[[Params, Tensor], Tensor]
         if isinstance(black_box, nn.Module):
@@ -85,24 +89,26 @@ class ProbedHead(Head):
         )
 
     def _probe_h(self, params: Params, h: Tensor, target: Tensor, step: float) -> Tensor:
-        columns = torch.arange(h.shape[-1], device=h.device)
-        probed = [self._probe_columns(params, h, target, c, step) for c in columns.split(self.together)]
-        return torch.cat(probed).movedim(0, -1)
+        coordinates = torch.arange(h[0].numel(), device=h.device)
+        probed = [self._probe_coordinates(params, h, target, c, step) for c in coordinates.split(self.together)]
+        return torch.cat(probed).T.reshape(h.shape)
 
-    def _probe_columns(self, params: Params, h: Tensor, target: Tensor, columns: Tensor, step: float) -> Tensor:
-        """dl_n/dh_nj for the given columns j, shape ``(len(columns), *h.shape[:-1])``."""
-        nudge = step * torch.nn.functional.one_hot(columns, h.shape[-1]).to(h.dtype)
-        nudge = nudge.view(len(columns), *([1] * (h.ndim - 1)), h.shape[-1])
-        up, down = (self._rowwise(params, h + sign * nudge, target) for sign in (1, -1))
-        return (up - down).view(len(columns), *h.shape[:-1]) / (2 * step)
+    def _probe_coordinates(self, params: Params, h: Tensor, target: Tensor, which: Tensor, step: float) -> Tensor:
+        """dl_b/dh_bj for the given coordinates j of a sample, shape ``(len(which), B)``."""
+        nudge = step * torch.nn.functional.one_hot(which, h[0].numel()).to(h.dtype)
+        nudge = nudge.view(len(which), 1, *h.shape[1:])
+        up, down = (self._sample_losses(params, h + sign * nudge, target) for sign in (1, -1))
+        return (up - down) / (2 * step)
 
-    def _rowwise(self, params: Params, stacked: Tensor, target: Tensor) -> Tensor:
-        """Losses for several variants of h, the variants stacked along the batch."""
-        outputs = self.outputs(params, stacked.flatten(0, 1))
+    def _sample_losses(self, params: Params, variants: Tensor, target: Tensor) -> Tensor:
+        """l_b for several variants ``(c, B, ...)`` of h, put to the head as one batch; shape ``(c, B)``."""
+        count, batch = variants.shape[:2]
+        outputs = self.outputs(params, variants.flatten(0, 1))
         width = outputs.shape[-1]
         rows = self.output_loss.fold(target, width)
-        repeated = rows.repeat(stacked.shape[0], *([1] * (rows.ndim - 1)))
-        return self.output_loss.rowwise(outputs.reshape(-1, width), repeated)
+        repeated = rows.repeat(count, *([1] * (rows.ndim - 1)))
+        losses = self.output_loss.rowwise(outputs.reshape(-1, width), repeated)
+        return losses.view(count, batch, -1).sum(dim=2)
 
     def _probe_param(
         self, params: Params, name: str, h: Tensor, target: Tensor, normaliser: Tensor, step: float
