@@ -1,9 +1,9 @@
 """The language experiments on one GPU within a time limit: several runs at once, results written as they come.
 
-``python -m benchmarks.language_gpu verify``       captured steps against eager ones, on GPT small8
-``python -m benchmarks.language_gpu cost``         step time, peak memory, memory against depth and length
-``python -m benchmarks.language_gpu throughput``   what running several at once gains
-``python -m benchmarks.language_gpu runs``         the plans below, going on where the last call ended
+``python -m benchmarks.language_gpu first``   captured steps against eager ones, GPU tests, step time and memory, and
+                                              what running several at once gains
+``python -m benchmarks.language_gpu runs``    the plans below, going on where the last call ended
+``python -m benchmarks.language_gpu verify``  captured steps against eager ones alone
 
 Runs share the GPU through CUDA's multi-process service where it is installed; without it their kernels take turns.
 """
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_COMPILERS = 6
 
 PLANS = {
     "screen": [
@@ -69,22 +70,16 @@ PLANS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("verify", "cost", "throughput", "runs"))
+    parser.add_argument("what", choices=("first", "verify", "runs"))
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="run folders, kept between calls")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where results files go")
     parser.add_argument("--minutes", type=float, default=9.0, help="save and stop everything after this long")
     parser.add_argument(
-        "--pools", nargs="+", default=["epoch:3", "screen+extra:5"], help="PLAN[+PLAN]:JOBS, side by side"
+        "--pools", nargs="+", default=["epoch:3", "screen+extra:5"], help="PLAN[+PLAN]:JOBS side by side"
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.what == "verify":
-        verify(args)
-    elif args.what == "cost":
-        cost(args, _environment())
-    else:
-        with shared_gpu() as environment:
-            (throughput if args.what == "throughput" else plans)(args, environment)
+    {"first": first, "verify": verify, "runs": plans}[args.what](args)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -93,71 +88,95 @@ def verify(args: argparse.Namespace) -> None:
 
     found = compare()
     (args.out / "verify.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
     if not all(case["ok"] for case in found.values()):
         sys.exit("captured and eager steps differ")
 
 
-def cost(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """Compile all variants side by side first, so that the process that times them finds them compiled."""
+def first(args: argparse.Namespace) -> None:
+    """Check and compile side by side; then time alone; then measure memory and sharing."""
+    began, environment = time.perf_counter(), _environment()
+
+    def said(what: str) -> None:
+        print(f"{what} after {time.perf_counter() - began:.0f} s", flush=True)
+        _collect(args)
+
+    _check_and_compile(args, environment)
+    said("checked and compiled")
+    _wait([_cli(["run", "language_cost/compiled", "--runs", str(args.runs)], environment)], 300)
+    said("timed")
+    rest = ["language_cost/eager", "language_cost/depth-*", "language_cost/length-*"]
+    _wait([_cli(["run", *rest, "--jobs", "6", "--runs", str(args.runs)], environment)], 120)
+    said("memory measured")
+    _throughput(args)
+    said("throughput measured")
+    _print(args)
+
+
+def _check_and_compile(args: argparse.Namespace, environment: dict[str, str]) -> None:
+    """GPU tests and :func:`verify`, while the variants that will be timed are compiled into the compiler's cache."""
     from splitfg.experiments.language_cost import VARIANTS
 
-    warm = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-    began = time.perf_counter()
-    groups = [VARIANTS[i::6] for i in range(6)]
-    settings = [["--set", f"variants={','.join(group)}", "--set", "blocks=1", "--set", "steps=1"] for group in groups]
-    jobs = [_cli(["run", "language_cost/compiled", *s, "--runs", str(args.runs / "warm")], warm) for s in settings]
-    for job in jobs:
-        job.wait()
-    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
-    _cli(["run", "language_cost/compiled", "--runs", str(args.runs)], environment).wait()
-    print(f"timed after {time.perf_counter() - began:.0f} s", flush=True)
-    rest = ["language_cost/eager", "language_cost/depth-*", "language_cost/length-*"]
-    _within(args, [["run", *rest, "--jobs", "4", "--runs", str(args.runs)]], environment)
-    _cli(["report", "--experiment", "language_cost", "--runs", str(args.runs)], environment).wait()
+    environment = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    python = [sys.executable, "-m"]
+    tests = ["pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", "tests/gpu/test_captured_gpu.py"]
+    checks = [[*python, *tests], [*python, "benchmarks.language_gpu", "verify", "--out", str(args.out)]]
+    jobs = [subprocess.Popen(command, env=environment, cwd=ROOT) for command in checks]
+    for i in range(_COMPILERS):
+        chosen = f"variants={','.join(VARIANTS[i::_COMPILERS])}"
+        settings = ["--set", chosen, "--set", "blocks=1", "--set", "steps=1"]
+        jobs.append(_cli(["run", "language_cost/compiled", *settings, "--runs", str(args.runs / "warm")], environment))
+    _wait(jobs, 240)
 
 
-def throughput(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """Milliseconds per step of one run alone, and of four and eight at once."""
-    settings = ["--set", "steps=3000", "--set", "corpus=synthetic", "--set", "evaluations=1", "--set", "checkpoints=1"]
+def _throughput(args: argparse.Namespace) -> None:
+    """Steps per second of one run alone, and of six at once."""
+    settings = ["steps=3000", "corpus=synthetic", "evaluations=1", "checkpoints=1"]
+    changes = [part for setting in settings for part in ("--set", setting)]
     found: dict[str, float] = {}
-    for count in (1, 4, 8):
-        folder = args.runs / f"throughput-{count}"
-        target = ["run", "language/split_fg-k4-rho0.1-10", *settings, "--seeds", f"0-{count - 1}"]
-        _cli([*target, "--jobs", str(count), "--runs", str(folder)], environment).wait()
-        times = [json.loads(path.read_text())["step_ms"] for path in folder.glob("**/report.json")]
-        found[f"ms_per_step_with_{count}"] = sum(times) / max(1, len(times))
-        found[f"steps_per_second_with_{count}"] = sum(1e3 / ms for ms in times)
-    found["multi_process_service"] = float("CUDA_MPS_PIPE_DIRECTORY" in environment)
+    with shared_gpu() as environment:
+        for count in (1, 6):
+            folder = args.runs / f"throughput-{count}"
+            target = ["run", "language/split_fg-k4-rho0.1-10", *changes, "--seeds", f"0-{count - 1}"]
+            _wait([_cli([*target, "--jobs", str(count), "--runs", str(folder)], environment)], 90)
+            times = [json.loads(path.read_text())["step_ms"] for path in folder.glob("**/report.json")]
+            found[f"ms_per_step_of_each_of_{count}"] = sum(times) / max(1, len(times))
+            found[f"steps_per_second_of_{count}"] = sum(1e3 / ms for ms in times)
+        found["multi_process_service"] = float("CUDA_MPS_PIPE_DIRECTORY" in environment)
     (args.out / "throughput.json").write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2), flush=True)
 
 
-def plans(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """The pools side by side, each its plans in order, until they are done or the time is."""
-    commands = []
-    for pool in args.pools:
-        names, _, jobs = pool.partition(":")
-        targets = [target for name in names.split("+") for target in PLANS.get(name, [name])]
-        commands.append(["run", *targets, "--jobs", jobs or "1", "--runs", str(args.runs)])
-    _within(args, commands, environment)
+def plans(args: argparse.Namespace) -> None:
+    """The pools side by side, each its plans in order, until they are done or the time is up."""
+    deadline, collect_at = time.monotonic() + 60 * args.minutes, 0.0
+    with shared_gpu() as environment:
+        jobs = [_pool(pool, args, environment) for pool in args.pools]
+        while any(job.poll() is None for job in jobs) and time.monotonic() < deadline:
+            time.sleep(2)
+            if time.monotonic() > collect_at:
+                _collect(args)
+                collect_at = time.monotonic() + 30
+        _wait(jobs, 0)
+    _collect(args)
+    _print(args)
 
 
-def _within(args: argparse.Namespace, commands: Sequence[list[str]], environment: dict[str, str]) -> None:
-    """Run commands until they end or the time is up, collecting results every half minute."""
-    deadline = time.monotonic() + 60 * args.minutes
-    jobs, collect_at = [_cli(command, environment) for command in commands], 0.0
+def _pool(text: str, args: argparse.Namespace, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    names, _, jobs = text.partition(":")
+    targets = [target for name in names.split("+") for target in PLANS.get(name, [name])]
+    return _cli(["run", *targets, "--jobs", jobs or "1", "--runs", str(args.runs)], environment)
+
+
+def _wait(jobs: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait for processes; those that take longer are asked to save and stop."""
+    deadline = time.monotonic() + seconds
     while any(job.poll() is None for job in jobs) and time.monotonic() < deadline:
-        time.sleep(5)
-        if time.monotonic() > collect_at:
-            _collect(args)
-            collect_at = time.monotonic() + 30
+        time.sleep(0.5)
     for job in jobs:
         if job.poll() is None:
             job.send_signal(signal.SIGTERM)
     for job in jobs:
         job.wait()
-    _collect(args)
 
 
 def _collect(args: argparse.Namespace) -> None:
@@ -170,6 +189,26 @@ def _collect(args: argparse.Namespace) -> None:
     ]
     folders = [RunFolder(path.parent) for path in sorted(configs)]
     add_results([folder for folder in folders if folder.finished], args.out)
+
+
+def _print(args: argparse.Namespace) -> None:
+    """What was collected, a line per run; of the costs, a line per variant."""
+    for path in sorted(args.out.glob("language*.json")):
+        for run in json.loads(path.read_text())["runs"]:
+            metrics = {name: float(f"{value:.5g}") for name, value in run["metrics"].items()}
+            print(
+                path.stem, run["preset"], run["status"], f"{run['steps']} steps", f"{run['step_ms']} ms", run["message"]
+            )
+            if path.stem == "language_cost":
+                _print_variants(metrics)
+            else:
+                print("   ", metrics)
+
+
+def _print_variants(metrics: dict[str, float]) -> None:
+    for variant in dict.fromkeys(name.partition("/")[2] for name in metrics):
+        found = {name.partition("/")[0]: value for name, value in metrics.items() if name.endswith(f"/{variant}")}
+        print("   ", variant, found)
 
 
 def _cli(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

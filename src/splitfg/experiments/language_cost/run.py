@@ -49,9 +49,7 @@ def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
                 run.note(f"{name} was not measured: {error}")
                 continue
             metrics |= {f"{what}/{name}": value for what, value in found.items()}
-        times = _in_turns(steps, config, run.device)
-    run.count(steps=config.blocks * config.steps * len(steps), jvps=0, trunk_backward=0)
-    metrics |= {f"ms/{name}": ms for name, ms in times.items()}
+        metrics |= {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
     return metrics | against_backprop(metrics)
 
 
@@ -117,18 +115,28 @@ def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Ste
     return lambda: fast.step(*fast.batch(fast.steps), generator=generator), parameters
 
 
-def _in_turns(steps: Mapping[str, Step], config: Cost, device: torch.device) -> dict[str, float]:
+def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[str, float]:
     """Median milliseconds of a step; the variants take turns, so that a slow moment hits all alike."""
     blocks: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(config.blocks):
         for name, step in steps.items():
-            _synchronise(device)
-            began = time.perf_counter()
-            for _ in range(config.steps):
-                step()
-            _synchronise(device)
-            blocks[name].append(1e3 * (time.perf_counter() - began) / config.steps)
+            seconds = _timed(step, config.steps, run.device)
+            estimator, _ = parse(name, config.rows)
+            jvps = estimator.K if isinstance(estimator, SplitFG) else 0
+            backward = config.steps if name in _BACKPROPS else 0
+            run.count(steps=config.steps, seconds=seconds, jvps=jvps * config.steps, trunk_backward=backward)
+            blocks[name].append(1e3 * seconds / config.steps)
     return {name: statistics.median(times) for name, times in blocks.items()}
+
+
+def _timed(step: Step, count: int, device: torch.device) -> float:
+    """Seconds that a number of steps take."""
+    _synchronise(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    _synchronise(device)
+    return time.perf_counter() - began
 
 
 def _synchronise(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import torch
@@ -25,8 +26,11 @@ def run(config: Energy, *, seed: int, run: RunContext) -> Mapping[str, float]:
             return energy(split, windows, training.batch, config.batches)
 
         if not config.trained:
-            run.count(steps=config.batches, jvps=0, trunk_backward=config.batches)
-            return evaluate()
+            began = time.perf_counter()
+            found = evaluate()
+            passes = 2 * config.batches
+            run.count(steps=passes, seconds=time.perf_counter() - began, jvps=0, trunk_backward=passes)
+            return found
         if run.restored is None:
             run.log(0, evaluate())
         learner, batches = make_learner(training, split, windows, run.device)

@@ -1,0 +1,186 @@
+"""The language experiments: the paper's sizes and budgets, validation in chunks, references, and what a step costs."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from splitfg import Backprop, CheckpointedBackprop, FrozenTrunk, SplitFG
+from splitfg._split import Role
+from splitfg.data import Windows, load_tokens
+from splitfg.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
+from splitfg.experiments.language._build import load_corpus, make_learner, make_split, matmul_precision
+from splitfg.experiments.language._memory import explaining_memory, fitting_chunk
+from splitfg.experiments.language._validate import Displacement, Validation, perplexity
+from splitfg.experiments.language_cost.run import against_backprop, parse
+from splitfg.experiments.language_energy.run import energy
+from splitfg.learners import CapturedLearner
+from splitfg.learners.ngram import InterpolatedBigram, Unigram
+from splitfg.models import PRESETS
+from splitfg.recipes import FrozenMethod, PureFGMethod, SplitFGMethod
+from splitfg.runs import RunError, override, to_json
+
+CPU = torch.device("cpu")
+DATA = Path(os.environ.get("SPLITFG_DATA", Path(__file__).parents[3] / "shared" / "data"))
+TINY = override(Language(SplitFGMethod(K=2)), SMOKE)
+real_data = pytest.mark.skipif(not (DATA / "text" / "wiki.valid.raw").exists(), reason=f"no WikiText in {DATA}")
+
+
+class TestTheModel:
+    def test_has_the_papers_sizes(self):
+        assert asdict(Sizes()) == asdict(PRESETS["small8"])
+        split = make_split(Language(FrozenMethod()), 0, CPU)
+        assert split.count(Role.TRUNK) == 3_192_320
+        assert split.count(Role.HEAD, Role.TIED) == 12_916_049
+
+    def test_has_a_light_trunk_of_positions_norms_and_biases(self):
+        split = make_split(Language(FrozenMethod(), light=True), 0, CPU)
+        assert split.count(Role.TRUNK) == 46_592
+        assert split.count(Role.HEAD, Role.TIED) == 12_916_049
+        assert {n for n, role in split.roles.items() if role is Role.FROZEN} == {
+            f"trunk.blocks.{i}.{layer}.weight"
+            for i in range(4)
+            for layer in ("attention.qkv", "attention.proj", "mlp.fc", "mlp.out")
+        }
+
+    def test_starts_alike_for_every_method_and_differently_for_every_seed(self):
+        first, again, other = (make_split(TINY, seed, CPU).trained_params() for seed in (0, 0, 1))
+        assert all(torch.equal(first[n], again[n]) for n in first)
+        assert not torch.equal(first["trunk.position"], other["trunk.position"])
+
+
+class TestPresets:
+    def test_the_budgets_are_the_papers(self):
+        assert EPOCH == (119_085_169 - 1) // 128 // 4
+        assert TENTH == EPOCH // 10
+        steps = Counter(p.config.steps for p in EXPERIMENT.presets)
+        assert set(steps) == {1, TENTH, EPOCH}
+        assert all(p.name.endswith("-10") == (p.config.steps == TENTH) for p in EXPERIMENT.presets)
+
+    def test_no_two_are_the_same_run(self):
+        configs = Counter(str(to_json(p.config)) for p in EXPERIMENT.presets)
+        assert [c for c, count in configs.items() if count > 1] == []
+
+    def test_tangents_beyond_32_ride_in_chunks(self):
+        chunks = {p.config.method.K: p.config.method.chunk for p in EXPERIMENT.presets if "k128" in p.name}
+        assert chunks == {128: 32}
+
+
+class TestTraining:
+    def test_step_i_reads_windows_4i_to_4i_plus_3_at_the_annealed_rate(self):
+        config = replace(TINY, batch=4, steps=20, warmup=2)
+        corpus = load_corpus(config)
+        _, batches = make_learner(replace(config, step="eager"), make_split(config, 0, CPU), corpus.train, CPU)
+        x, y = batches(3)
+        tokens = torch.from_numpy(corpus.train.tokens.astype(np.int64))
+        assert torch.equal(x.flatten(), tokens[12 * 8 : 16 * 8])
+        assert torch.equal(y.flatten(), tokens[12 * 8 + 1 : 16 * 8 + 1])
+
+    def test_is_captured_unless_the_config_says_eager(self):
+        split, windows = make_split(TINY, 0, CPU), load_corpus(TINY).train
+        assert isinstance(make_learner(TINY, split, windows, CPU)[0], CapturedLearner)
+        assert not isinstance(make_learner(replace(TINY, step="eager"), split, windows, CPU)[0], CapturedLearner)
+
+    def test_precision_is_put_back(self):
+        before = torch.get_float32_matmul_precision()
+        with matmul_precision("medium"):
+            assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.get_float32_matmul_precision() == before
+
+
+class TestValidation:
+    def test_in_chunks_is_the_mean_over_all_complete_windows(self):
+        split, windows = make_split(TINY, 0, CPU), load_corpus(TINY).valid
+        covered = len(windows) * 8
+        tokens = torch.from_numpy(windows.tokens[: covered + 1].astype(np.int64))
+        logits = split.predict(tokens[:covered].view(-1, 8))
+        expected = F.cross_entropy(logits.flatten(0, 1), tokens[1 : covered + 1]).item()
+        assert Validation(windows, CPU).nll(split) == pytest.approx(expected, rel=1e-6)
+
+    def test_perplexity(self):
+        assert perplexity(math.log(386.7)) == pytest.approx(386.7)
+        assert perplexity(1e6) == math.inf
+
+    def test_displacement_is_relative_to_the_initial_norm(self):
+        split = make_split(TINY, 0, CPU)
+        moved = Displacement(split)
+        assert moved() == 0
+        with torch.no_grad():
+            for p in split.trunk_params().values():
+                p.mul_(1.25)
+        assert moved() == pytest.approx(0.25, rel=1e-6)
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("limit", "chunk"), [(100, 16), (16, 16), (5, 4), (1, 1), (0, None)])
+    def test_the_largest_chunk_that_fits(self, limit, chunk):
+        assert fitting_chunk(32, lambda c: c <= limit) == chunk
+
+    @pytest.mark.parametrize("method", [SplitFGMethod(K=8), PureFGMethod(K=8), FrozenMethod()])
+    def test_running_out_says_what_fits(self, method):
+        config = replace(TINY, method=method)
+        split, windows = make_split(config, 0, CPU), load_corpus(config).train
+        wanted = "rows" if isinstance(method, FrozenMethod) else r"method.chunk=4 fits.*4 of 8 tangents"
+        said = pytest.raises(RunError, match=rf"(?s)tried to allocate 3 GiB.*{wanted}")
+        with said, explaining_memory(config, split, windows):
+            raise torch.OutOfMemoryError("tried to allocate 3 GiB\nand more")
+
+
+class TestEnergy:
+    def test_is_the_mean_share_of_the_trunk(self):
+        split, windows = make_split(TINY, 0, CPU), load_corpus(TINY).train
+        shares = []
+        for i in range(3):
+            grads = Backprop()(split, *windows.step(i, 2)).grads
+            squares = {n: g.double().square().sum().item() for n, g in grads.items()}
+            shares.append(sum(squares[n] for n in split.trunk_params()) / sum(squares.values()))
+        found = energy(split, windows, 2, 3)
+        assert found["trunk_share"] == pytest.approx(sum(shares) / 3, rel=1e-5)
+        assert found["trunk_share"] < found["trunk_share_readout"] < 1
+
+    def test_the_papers_factors_follow_from_its_share(self):
+        assert pytest.approx(1.35, abs=0.005) == 1 / 0.74
+        assert pytest.approx(6.8, abs=0.05) == 16_108_369 / (3_192_320 * 0.74)
+
+
+class TestCost:
+    def test_variants_are_what_their_names_say(self):
+        assert parse("backprop", 256) == (Backprop(), 256)
+        assert parse("backprop-both", 256) == (CheckpointedBackprop(closed_head=True), 256)
+        assert parse("frozen", 256) == (FrozenTrunk(), 256)
+        estimator, rows = parse("split_fg-k8-chunk2-rows64", 256)
+        assert isinstance(estimator, SplitFG)
+        assert (estimator.K, estimator.engine.chunk, rows) == (8, 2, 64)
+        with pytest.raises(RunError, match="no variant is called 'split_fg-k8'"):
+            parse("split_fg-k8", 256)
+
+    def test_ratios_are_to_plain_backprop(self):
+        found = against_backprop(
+            {"ms/backprop": 2.0, "ms/a": 3.0, "mib/backprop": 400.0, "mib/a": 240.0, "beyond/a": 1.0}
+        )
+        assert found == pytest.approx({"ratio/backprop": 1, "ratio/a": 1.5, "saved/backprop": 0, "saved/a": 40})
+
+
+@real_data
+@pytest.mark.realdata
+class TestRealText:
+    def test_validation_covers_the_papers_targets(self, monkeypatch):
+        tokens = load_tokens("wikitext103", "valid", DATA)
+        assert len(tokens) == 249_750
+        assert len(Windows(tokens, 128)) * 128 == 249_728
+
+    @pytest.mark.slow
+    def test_references_on_the_stand_in(self):
+        train, valid = load_tokens("wikipedia", "train", DATA), load_tokens("wikitext103", "valid", DATA)
+        unigram = Unigram.fit(train, vocab=50_257).nll(valid, window=128)
+        bigram = InterpolatedBigram.fit(train, vocab=50_257).nll(valid, window=128)
+        assert math.exp(unigram) == pytest.approx(1779, rel=0.01)
+        assert math.exp(bigram) == pytest.approx(226, rel=0.02)
