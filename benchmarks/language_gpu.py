@@ -104,9 +104,11 @@ def first(args: argparse.Namespace) -> None:
     said("checked and compiled")
     _wait([_cli(["run", "language_cost/compiled", "--runs", str(args.runs)], environment)], 300)
     said("timed")
-    rest = ["language_cost/eager", "language_cost/depth-*", "language_cost/length-*"]
-    _wait([_cli(["run", *rest, "--jobs", "6", "--runs", str(args.runs)], environment)], 120)
+    swept = ["language_cost/depth-*", "language_cost/length-*"]
+    _wait([_cli(["run", *swept, "--jobs", "6", "--runs", str(args.runs)], environment)], 90)
     said("memory measured")
+    _wait([_cli(["run", "language_cost/eager", "--runs", str(args.runs)], environment)], 60)
+    said("eager steps timed")
     _throughput(args)
     said("throughput measured")
     _print(args)
@@ -118,7 +120,15 @@ def _check_and_compile(args: argparse.Namespace, environment: dict[str, str]) ->
 
     environment = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
     python = [sys.executable, "-m"]
-    tests = ["pytest", "-q", "-p", "no:cacheprovider", "--show-capture=no", "tests/gpu/test_captured_gpu.py"]
+    tests = [
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--show-capture=no",
+        "--noconftest",
+        "tests/gpu/test_captured_gpu.py",
+    ]
     checks = [[*python, *tests], [*python, "benchmarks.language_gpu", "verify", "--out", str(args.out)]]
     jobs = [subprocess.Popen(command, env=environment, cwd=ROOT) for command in checks]
     for i in range(_COMPILERS):
@@ -226,7 +236,8 @@ def shared_gpu() -> Iterator[dict[str, str]]:
         return
     folder = tempfile.mkdtemp(prefix="mps-")
     served = {**environment, "CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    started = subprocess.run([control, "-d"], env=served, check=False)
+    quiet = subprocess.DEVNULL
+    started = subprocess.run([control, "-d"], env=served, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
     if started.returncode == 0 and _sees_gpu(served):
         try:
             yield served

@@ -30,7 +30,11 @@ from splitfg.recipes import (
 )
 from splitfg.training._compiled import whole
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler has advice to give on every GPU
+]
 
 STEPS = 12
 WINDOWS = Windows(np.random.default_rng(0).integers(0, 500, 3000).astype(np.uint16), 32)

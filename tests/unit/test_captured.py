@@ -276,3 +276,12 @@ class TestDeviceWindows:
 
     def test_moves_no_more_than_the_steps_need(self):
         assert DeviceWindows(WINDOWS, batch=2, steps=3, device=CPU)._tokens.numel() == 2 * 3 * 8 + 1
+
+
+def test_gradients_are_written_with_their_parameters_strides():
+    module = nn.Linear(3, 2, bias=False)
+    g = torch.arange(6.0).view(3, 2).T
+    splitfg.write_grads(module, splitfg.Estimate(torch.zeros(()), {"weight": g}, splitfg.Stats()))
+    assert module.weight.grad is not None
+    assert module.weight.grad.stride() == module.weight.stride()
+    assert torch.equal(module.weight.grad, g)

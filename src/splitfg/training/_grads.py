@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from splitfg.errors import SplitError
 from splitfg.estimators._grads import norm
@@ -47,4 +47,9 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
         raise SplitError([f"the module has no parameter named {', '.join(unknown)}: pass split.model"])
     for name, p in own.items():
         g = estimate.grads.get(name)
-        p.grad = None if g is None else g.detach().to(p.dtype)
+        p.grad = None if g is None else _laid_out_like(p, g.detach().to(p.dtype))
+
+
+def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which fused optimizers insist on."""
+    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)

@@ -111,7 +111,7 @@ EXPERIMENT = Experiment(
     runner="splitfg.experiments.language_cost.run:run",
     presets=(
         Preset("compiled", "All methods, compiled and captured", Cost()),
-        Preset("eager", "All methods, eager", Cost(step="eager", blocks=3, steps=20)),
+        Preset("eager", "All methods, eager", Cost(step="eager", blocks=3, steps=5)),
         *(_swept(f"depth-{n}", f"Memory at {n} layers", Sizes(layers=n)) for n in DEPTHS),
         *(_swept(f"length-{n}", f"Memory at T = {n}", Sizes(context=n)) for n in LENGTHS),
     ),
