@@ -224,7 +224,7 @@ def test_pickled_models_predict_and_go_on_the_same(kind, method):
 @pytest.mark.parametrize("kind", BOTH)
 def test_partial_fit_learns_batch_by_batch(kind):
     X, y = data_for(kind)
-    model = kind(**{**SMALL, "batch_size": 20})
+    model = kind(SplitFGMethod(K=8), **{**SMALL, "batch_size": 20})
     first = {"classes": np.unique(y)} if kind is SplitFGClassifier else {}
     for _ in range(15):
         for part in np.split(np.arange(len(y)), 2):
@@ -254,7 +254,9 @@ def test_fit_begins_anew():
 @pytest.mark.parametrize("kind", BOTH)
 def test_early_stopping_stops_and_counts(kind):
     X, y = data_for(kind)
-    model = kind(**{**SMALL, "steps": 2000}, early_stopping=True, evaluate_every=5, patience=3).fit(X, y)
+    model = kind(SplitFGMethod(K=8), **{**SMALL, "steps": 2000}, early_stopping=True, evaluate_every=5, patience=3).fit(
+        X, y
+    )
     scores = model.validation_scores_
     assert model.n_iter_ == 5 * len(scores) < 2000
     assert len(scores) - 1 - int(np.argmax(scores)) == 3

@@ -107,11 +107,19 @@ class Recipe:
         return MLP(inputs, widths=(self.network.width,) * self.network.layers, generator=generator)
 
 
-def make_trunk(network: Network, shape: Shape, generator: torch.Generator) -> nn.Module:
-    """The TabM-style trunk."""
-    return TabM(
+def make_trunk(network: Network, shape: Shape, generator: torch.Generator) -> TabM:
+    """The TabM-style trunk, with W ~ N(0, 1/fan_in).
+
+    These weights are √3 times as large as torch's default for linear layers. Noisy gradients want that: on Otto pure
+    FG reaches 63% instead of 57% (the paper: 62.8%), while backprop does not care.
+    """
+    trunk = TabM(
         shape.features, width=network.width, layers=network.layers, members=network.members, generator=generator
     )
+    for layer in trunk.layers:
+        weight = layer.get_parameter("weight")
+        nn.init.normal_(weight, std=weight.shape[1] ** -0.5, generator=generator)
+    return trunk
 
 
 def make_head(network: Network, shape: Shape, generator: torch.Generator) -> Head:
