@@ -74,11 +74,10 @@ class Recipe:
         """
         if isinstance(self.method, ForwardForwardMethod):
             return self._forward_forward(self.method, shape, generator)
-        if isinstance(self.method, HopfieldMethod):
-            trunk = make_trunk(self.network, shape, generator)
-            return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
         local = isinstance(self.method, PredictiveCodingMethod)
         trunk = self._mlp(shape.features, generator) if local else make_trunk(self.network, shape, generator)
+        if isinstance(self.method, HopfieldMethod):
+            return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
         split = Split(trunk, make_head(self.network, shape, generator))
         estimator, magnitude = self.method.build()
         optimizer = self.optimizer.build(split, rho=self.rho)
@@ -107,7 +106,7 @@ class Recipe:
         return MLP(inputs, widths=(self.network.width,) * self.network.layers, generator=generator)
 
 
-def make_trunk(network: Network, shape: Shape, generator: torch.Generator) -> TabM:
+def make_trunk(network: Network, shape: Shape, generator: torch.Generator) -> nn.Module:
     """The TabM-style trunk, with W ~ N(0, 1/fan_in).
 
     These weights are √3 times as large as torch's default for linear layers. Noisy gradients want that: on Otto pure

@@ -109,7 +109,7 @@ def encode(table: Table, train: Rows, test: Rows, device: torch.device) -> Fold:
 
 
 def _by_appearance(table: Table) -> pd.DataFrame:
-    """The features, categories ordered as they first appear in the table: the order that the paper's numbers suggest."""
+    """The features, categories ordered as they first appear in the table, which the paper's numbers speak for."""
     ordered = {}
     for column in table.categorical:
         labels = table.features[column]
