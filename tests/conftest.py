@@ -1,6 +1,9 @@
 """What every test shares: property tests that draw the same examples on every machine."""
 
-from hypothesis import settings
+import contextlib
 
-settings.register_profile("splitfg", deadline=None, derandomize=True, max_examples=30, database=None)
-settings.load_profile("splitfg")
+with contextlib.suppress(ImportError):  # the tests for a GPU need no hypothesis
+    from hypothesis import settings
+
+    settings.register_profile("splitfg", deadline=None, derandomize=True, max_examples=30, database=None)
+    settings.load_profile("splitfg")

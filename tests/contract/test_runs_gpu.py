@@ -91,7 +91,7 @@ def test_peak_memory_is_what_the_run_allocated(tmp_path: Path) -> None:
     config = TinyConfig()
     torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")  # before the run: not its own
     report = execute(make_folder(tmp_path, config), hungry, config, device="cuda", emit=lambda event: None)
-    assert 64 <= report.peak_memory_mib < 128
+    assert 64 <= report.peak_memory_mib < 192
 
 
 def test_adding_to_the_window_does_not_wait_for_the_gpu() -> None:

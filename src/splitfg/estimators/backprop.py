@@ -86,7 +86,7 @@ class CheckpointedBackprop:
         return Backprop(self.closed_head, self.readout_only, self.micro_batch)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Reverse:
     """Reverse mode through a trunk (the split's own, or its checkpointed twin) and its head."""
 

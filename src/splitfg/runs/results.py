@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import read_json, write_json
+from splitfg.runs._files import read_json, write_atomic
 from splitfg.runs._metrics import read_metrics
 from splitfg.runs._names import natural
 from splitfg.runs.config import from_json, to_json
@@ -95,7 +95,7 @@ def add_results(folders: Iterable[RunFolder], results: Path) -> list[Path]:
     merged = {path: _merge(read_results(path), records) for path, records in files.items()}
     results.mkdir(parents=True, exist_ok=True)
     for path, records in merged.items():
-        write_json(path, {"schema": 1, "experiment": path.stem, "runs": [_recorded(r) for r in records]})
+        write_atomic(path, _encoded(path.stem, records))
     return list(merged)
 
 
@@ -136,7 +136,7 @@ def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[di
         kinds[tuple(sorted(point))].append(i)
     allowance = max(1, most // max(1, len(kinds)))
     kept = sorted(i for places in kinds.values() for i in _spread(places, allowance))
-    return tuple({k: _six_digits(v) for k, v in curve[i].items()} for i in kept[-most:])
+    return tuple({k: _six_digits(v) for k, v in curve[i].items() if not k.startswith("norm/")} for i in kept[-most:])
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,12 @@ def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord
     runs = {(r.name, json.dumps(r.report.config, sort_keys=True)): r for r in [*old, *new]}
     ordered = sorted(runs.items(), key=lambda item: (natural(item[0][0]), item[0][1]))
     return [run for _, run in ordered]
+
+
+def _encoded(experiment: str, records: Sequence[RunRecord]) -> bytes:
+    """The results file: a run a line, so that files stay small and a changed run is one changed line."""
+    lines = ",\n".join(json.dumps(_recorded(r), allow_nan=False) for r in records)
+    return f'{{"schema": 1, "experiment": {json.dumps(experiment)}, "runs": [\n{lines}\n]}}\n'.encode()
 
 
 def _recorded(run: RunRecord) -> dict[str, Any]:
