@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from splitfg.heads import (
         SquaredError as SquaredError,
     )
+    from splitfg.learners import CapturedLearner as CapturedLearner
     from splitfg.learners import GradientLearner as GradientLearner
     from splitfg.tangents import (
         Conditioned as Conditioned,
@@ -156,7 +157,7 @@ _HOMES = {
         "ReverseModeHead",
         "SquaredError",
     ),
-    "splitfg.learners": ("GradientLearner",),
+    "splitfg.learners": ("CapturedLearner", "GradientLearner"),
     "splitfg.tangents": (
         "Conditioned",
         "Gaussian",
