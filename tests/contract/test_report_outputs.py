@@ -12,6 +12,7 @@ import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ from report_samples import (
 )
 
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
-from splitfg.report import UnreadableWarning, build_report, print_report
+from splitfg.report import UnreadableWarning, build_report, print_report, write_figures
 
 HOSTILE = "<script>alert('x')</script> | **b** & \"q\""
 
@@ -85,6 +86,21 @@ class Elements(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+
+
+def test_figures_are_written_as_pictures_that_stand_alone(sample: Path, tmp_path: Path) -> None:
+    experiments = sample_experiments()
+    drawn = {
+        e.name: write_figures(sample / "runs", sample / "results", tmp_path / e.name, e.name, experiments)
+        for e in experiments
+    }
+    assert any(drawn.values())
+    for experiment in experiments:
+        assert {p.stem for p in drawn[experiment.name]} <= {f.key for f in experiment.figures}
+    for path in (p for paths in drawn.values() for p in paths):
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) > 5
 
 
 class TestPage:

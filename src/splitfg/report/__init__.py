@@ -17,7 +17,7 @@ from splitfg.runs._files import write_atomic
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["UnreadableWarning", "build_report", "print_report"]
+__all__ = ["UnreadableWarning", "build_report", "print_report", "write_figures"]
 
 
 class UnreadableWarning(UserWarning):
@@ -76,6 +76,34 @@ def print_report(
 
     report = view_report(runs, results, experiments)
     render_terminal(report if experiment is None else report.only(experiment), console or Console())
+
+
+def write_figures(
+    runs: Path, results: Path, out: Path, experiment: str, experiments: Sequence[Experiment] | None = None
+) -> list[Path]:
+    """Write the figures of one experiment as SVG files, ``<key>.svg``; those with nothing to draw are left out.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        out: The folder to write into, made if need be.
+        experiment: Whose figures.
+        experiments: What to look it up in; all shipped experiments if not given.
+
+    Returns:
+        The files written.
+    """
+    from splitfg.report._figures import view_figure
+
+    (view,) = view_report(runs, results, experiments).only(experiment).experiments
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for figure in view.experiment.figures:
+        svg = view_figure(figure, view.experiment, view.groups).svg
+        if svg is not None:
+            written.append(out / f"{figure.key}.svg")
+            write_atomic(written[-1], svg.encode())
+    return written
 
 
 def _warn(report: ReportView) -> None:
