@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
             "toy-variance",
             "Trunk-coordinate variance of Split-FG over pure forward gradient, cross-entropy",
             "The ratios depend on the initialisation: ours stand beside the paper's and are not meant to match."
-            " What must match is measured against theory, within the standard error of the draws.",
+            " What must match is measured against theory, within two standard errors of the draws.",
         ),
         _table(
             "squared_error",
