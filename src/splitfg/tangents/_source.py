@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -62,12 +63,19 @@ class TangentSource:
             return self._whole[index * self.chunk : (index + 1) * self.chunk]
         generator = torch.Generator(self._generator.device)
         generator.set_state(self._states[index])
-        chunk: Tensor = _draw(self.law, self.layout, self.chunk_sizes[index], generator)
-        return chunk
+        return _draw(self.law, self.layout, self.chunk_sizes[index], generator)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _draw(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-    # Random numbers are drawn outside compiled code, so that compiled and eager estimates see the same ones.
-    with torch.no_grad():
-        return law.draw(layout, count, generator)
+    """Tangents drawn outside compiled code, so that compiled and eager estimates see the same ones."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled then, and loading the compiler takes a second
+        return _draw_eagerly(law, layout, count, generator)
+    from splitfg.tangents._uncompiled import call_uncompiled
+
+    rows: Tensor = call_uncompiled(_draw_eagerly, law, layout, count, generator)
+    return rows
+
+
+@torch.no_grad()
+def _draw_eagerly(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
+    return law.draw(layout, count, generator)

@@ -1,0 +1,17 @@
+"""A way out of compiled code. Importing it loads torch's compiler, which takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def call_uncompiled(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The function's value, with neither it nor anything it calls compiled."""
+    return function(*args, **kwargs)
