@@ -11,7 +11,7 @@ import torch
 from splitfg.runs._errors import DivergedError, RunError
 from splitfg.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
 from splitfg.runs.context import Emit, RunContext, require_finite, utc_now
-from splitfg.runs.environment import describe_device, resolve_device, source_revision, versions
+from splitfg.runs.environment import Revision, describe_device, resolve_device, source_revision, versions
 from splitfg.runs.folder import RunFolder, RunIdentity
 from splitfg.runs.record import RunReport, Status
 
@@ -48,13 +48,13 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
 
 
 def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
-    identity = folder.identity()
+    identity, revision = folder.identity(), source_revision()  # of the code that was loaded, which may change meanwhile
     checkpoint = load_checkpoint(folder.path)
     chosen = _choose_device(device, checkpoint)
     with RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
         run.emit("started", step=run.books.steps, device=describe_device(chosen))
         outcome = _run(runner, config, identity.seed, run)
-        report = _report(identity, run, outcome)
+        report = _report(identity, revision, run, outcome)
     if report.status == "done":
         drop_previous(folder.path)
     folder.finish(report)
@@ -88,9 +88,9 @@ def _choose_device(name: str, checkpoint: Checkpoint | None) -> torch.device:
     return device
 
 
-def _report(identity: RunIdentity, run: RunContext, outcome: _Outcome) -> RunReport:
+def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, outcome: _Outcome) -> RunReport:
     run.close_books()
-    books, revision = run.books, source_revision()
+    books = run.books
     return RunReport(
         experiment=identity.experiment,
         preset=identity.preset,

@@ -1,8 +1,14 @@
-"""What a number was measured with: versions, revision, device, memory. Imports torch only when asked."""
+"""What a number was measured with: versions, revision, device, memory. Imports torch only when asked.
+
+The revision is git's where the package runs from a checkout. Elsewhere, as in a copy on a machine without git, the
+environment variable ``SPLITFG_REVISION`` can supply it: the commit, with ``-dirty`` behind it if files differ from it.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +21,8 @@ from splitfg.runs._errors import RunError
 if TYPE_CHECKING:
     import torch
 
+VARIABLE = "SPLITFG_REVISION"
+_COMMIT = re.compile(r"(?P<commit>[0-9a-f]{7,64})(?P<dirty>-dirty)?")
 _PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
 
 
@@ -38,13 +46,33 @@ class Revision:
 
 
 def source_revision() -> Revision | None:
-    """The git revision this package runs from; ``None`` if it is not run from a checkout."""
+    """The revision this package runs from, from git or else from ``SPLITFG_REVISION``; ``None`` if neither knows.
+
+    Raises:
+        RunError: ``SPLITFG_REVISION`` is needed and is no revision.
+    """
+    return _git_revision() or _stated_revision(os.environ.get(VARIABLE, ""))
+
+
+def _git_revision() -> Revision | None:
     here = Path(__file__).resolve()
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     commit = _git(here.parent, "rev-parse", "HEAD")
     changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
     return None if commit is None else Revision(commit, dirty=bool(changes))
+
+
+def _stated_revision(text: str) -> Revision | None:
+    if not text:
+        return None
+    found = _COMMIT.fullmatch(text)
+    if found is None:
+        raise RunError(
+            f"{VARIABLE} is {text!r}, which is no revision: set it to what `git rev-parse HEAD` prints, with -dirty"
+            " behind it if files differ from that, or unset it"
+        )
+    return Revision(found["commit"], dirty=found["dirty"] is not None)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -26,7 +26,7 @@ class RunReport:
         message: Why it diverged; empty for ``done``.
         metrics: The final metrics; the last finite ones of a run that diverged.
         versions: Versions of Python and packages.
-        git: The revision of the source, if it ran from a checkout.
+        git: The revision of the source, if it ran from a checkout or ``SPLITFG_REVISION`` says it.
         git_dirty: Whether tracked files differed from that revision.
         device: What it ran on.
         threads: How many CPU threads torch could use; sums are rounded differently with another number.
