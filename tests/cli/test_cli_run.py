@@ -109,6 +109,30 @@ def test_report_prints_and_writes(made: tuple[Path, subprocess.CompletedProcess[
     assert {path.name for path in (tmp_path / "page").iterdir()} >= {"report.html", "report.md"}
 
 
+def test_report_mentions_an_unreadable_file_once(tmp_path: Path) -> None:
+    broken = tmp_path / "runs" / "tiny" / "adam" / "seed0"
+    broken.mkdir(parents=True)
+    (broken / "report.json").write_text("{")
+    done = splitfg("report", "tiny", cwd=tmp_path, COLUMNS="500")
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count(str(broken.relative_to(tmp_path))) == 1
+
+
+def test_a_run_is_refused_at_once_where_its_revision_is_nonsense(tmp_path: Path) -> None:
+    no_git = {"PATH": str(tmp_path), "SPLITFG_REVISION": "main"}
+    done = splitfg("run", "tiny/sgd", cwd=tmp_path, **no_git)
+    assert done.returncode == 1
+    assert "SPLITFG_REVISION is 'main'" in done.stdout + done.stderr
+    assert not (tmp_path / "runs/tiny/sgd/seed0/metrics.jsonl").exists()
+
+
+def test_a_stated_revision_is_recorded(tmp_path: Path) -> None:
+    done = splitfg("run", "tiny/sgd", cwd=tmp_path, PATH=str(tmp_path), SPLITFG_REVISION="0123abcd-dirty")
+    assert done.returncode == 0, done.stderr
+    report = RunFolder(tmp_path / "runs/tiny/sgd/seed0").report()
+    assert (report.git, report.git_dirty) == ("0123abcd", True)
+
+
 class Watched:
     """A command line whose JSON events are read as they come."""
 

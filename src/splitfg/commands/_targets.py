@@ -129,7 +129,7 @@ def _names_of(experiment: Experiment, preset: Preset) -> list[str]:
     return [experiment.name, *(f"{experiment.name}/{name}" for name in (preset.name, *tables, *figures))]
 
 
-def _shows(cell: Cell | str | None, preset: Preset) -> bool:
+def _shows(cell: object, preset: Preset) -> bool:
     return isinstance(cell, Cell) and cell.preset == preset.name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +32,14 @@ def report(
     out: Annotated[Path, typer.Option(help="The folder to write report.html and report.md into.")] = Path("report"),
 ) -> None:
     """Print every table beside the paper's, and write them as one HTML page and as Markdown."""
-    from splitfg.report import build_report, print_report
+    from splitfg.report import UnreadableWarning, build_report, print_report
 
     if experiment is not None:
         experiment = find_presets([experiment])[0][0].name
     print_report(runs, results, experiment)
-    typer.echo(f"written: {build_report(runs, results, out)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnreadableWarning)  # what was printed ends with these files
+        typer.echo(f"written: {build_report(runs, results, out)}")
 
 
 @results_app.command()
