@@ -11,9 +11,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from splitfg import SplitError
-from splitfg.recipes import SplitFGMethod
+from splitfg.recipes import HopfieldMethod, SplitFGMethod
+from splitfg.recipes.tables import METHODS
 from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
-from splitfg.sklearn.methods import METHODS, HopfieldMethod
 
 SMALL = {"steps": 40, "batch_size": 64, "width": 24, "members": 2, "learning_rate": 1e-2, "random_state": 0}
 QUICK = {**SMALL, "steps": 5}

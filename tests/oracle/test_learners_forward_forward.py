@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from splitfg.errors import SplitError
 from splitfg.learners import forward_forward
-from splitfg.learners._goodness import Contrast, HardNegatives, Threshold, UniformNegatives
+from splitfg.learners.goodness import Contrast, HardNegatives, Threshold, UniformNegatives
 from splitfg.learners.forward_forward import ForwardForward
 from splitfg.models import MLP
 

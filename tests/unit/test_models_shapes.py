@@ -93,12 +93,18 @@ def test_shape_of_h(trunk, x, shape):
     assert trunk(x).shape == shape
 
 
-def test_uniform_and_adapter_initialisation():
+def test_layer_and_adapter_initialisation():
     layer = linear(400, 300, generator=generator()).requires_grad_(False)
     bound = 1 / math.sqrt(400)
     assert layer.weight.abs().max() <= bound
     assert layer.weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
     trunk = TabM(2000, generator=generator()).requires_grad_(False)
+    # W ~ N(0, 1/fan_in), some of it beyond what a uniform law of that deviation could give
+    for layer in trunk.layers:
+        deviation = 1 / math.sqrt(layer.weight.shape[1])
+        assert layer.weight.std() == pytest.approx(deviation, rel=0.02)
+        assert layer.weight.abs().max() > 3 * deviation
+        assert layer.bias.abs().max() <= deviation
     adapters = torch.cat([layer.r.flatten() for layer in trunk.layers])
     assert adapters.mean() == pytest.approx(1.0, abs=0.01)
     assert adapters.std() == pytest.approx(0.1, rel=0.05)

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from splitfg.recipes import Adam, BackpropMethod
-from splitfg.sklearn._learners import Recipe, Shape
+from splitfg.recipes.tables import Network, TableRecipe, TableShape
 from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer
-from splitfg.sklearn.methods import Network
 
 
 def trainer():
-    return Trainer(Recipe(BackpropMethod(), Network(8, 1, 2), Adam(lr=1e-2)), Shape(2, None), seed=0, device="cpu")
+    return Trainer(
+        TableRecipe(BackpropMethod(), Network(8, 1, 2), Adam(lr=1e-2)), TableShape(2, None), seed=0, device="cpu"
+    )
 
 
 def rows():

@@ -20,14 +20,26 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from splitfg.experiments.spec import Cell, Curves, Experiment, Figure, Paper, Preset, Row, Sweep, Table
+from splitfg.experiments.spec import Cell, Curves, Experiment, Figure, Paired, Paper, Preset, Row, Sweep, Table
 from splitfg.runs._names import natural
 
 if TYPE_CHECKING:
     EXPERIMENTS: tuple[Experiment, ...]
     """All experiments, in the order of the paper."""
 
-__all__ = ["EXPERIMENTS", "Cell", "Curves", "Experiment", "Figure", "Paper", "Preset", "Row", "Sweep", "Table"]
+__all__ = [
+    "EXPERIMENTS",
+    "Cell",
+    "Curves",
+    "Experiment",
+    "Figure",
+    "Paired",
+    "Paper",
+    "Preset",
+    "Row",
+    "Sweep",
+    "Table",
+]
 
 
 def __getattr__(name: str) -> tuple[Experiment, ...]:

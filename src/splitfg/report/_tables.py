@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from splitfg.experiments.spec import Cell, Paper, Table
+from splitfg.experiments.spec import Cell, Paired, Paper, Table
 from splitfg.report._groups import PresetRuns, Variant, metric_summary
-from splitfg.report._numbers import Summary, difference, measured, quoted
+from splitfg.report._numbers import Summary, difference, measured, quoted, signed
+from splitfg.report._paired import PairedTest, holm, p_text, paired_test
 from splitfg.report._provenance import Provenance, provenance
 from splitfg.runs.results import RunRecord
 
@@ -29,7 +30,7 @@ class CellView:
     """One cell, ready to print.
 
     Attributes:
-        text: ``61.9 ± 0.3 (5)``, ``not run``, ``diverged``, or what the table itself says.
+        text: ``61.9 ± 0.3 (5)``, ``+9.4, p = 0.012``, ``not run``, ``diverged``, or what the table itself says.
         state: What kind of cell it is.
         note: What the mean leaves unsaid (``3 of 5 seeds``, ``1 diverged``).
         paper: The paper's value; empty where it prints none.
@@ -88,11 +89,17 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     rows = [[_view_cell(cell, table, groups, marks) for cell in row.cells] for row in table.rows]
     for line in _compared_lines(table):
         _mark_best(rows, line, table)
+    tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
-    numeric = {j for _, j, _ in _cells(table)}
+    numeric = {j for row in table.rows for j, cell in enumerate(row.cells) if isinstance(cell, Cell | Paired)}
     columns = tuple(ColumnView(name, j in numeric) for j, name in enumerate(table.columns))
-    footnotes = tuple((mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items())
-    return TableView(table, columns, views, footnotes, provenance(_runs_behind(table, groups)))
+    footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
+    if tests:
+        footnotes.append(("p", _TESTED.format("1 test" if tests == 1 else f"{tests} tests")))
+    return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)))
+
+
+_TESTED = "Two-sided paired t-test over the seeds both have run, adjusted for the {} of this table by Holm's method."
 
 
 def _cells(table: Table) -> list[tuple[int, int, Cell]]:
@@ -109,17 +116,48 @@ def _marks(table: Table, groups: Mapping[str, PresetRuns]) -> dict[tuple[str, ..
 
 
 def _runs_behind(table: Table, groups: Mapping[str, PresetRuns]) -> list[RunRecord]:
-    presets = dict.fromkeys(cell.preset for _, _, cell in _cells(table))
-    everything = [(groups[p].runs, *(v.runs for v in groups[p].variants)) for p in presets]
-    return [run for parts in everything for runs in parts for run in runs]
+    shown = dict.fromkeys(cell.preset for _, _, cell in _cells(table))
+    tested = dict.fromkeys(name for _, _, cell in _tests(table) for name in (cell.preset, cell.against))
+    everything = [groups[p].runs for p in {**shown, **tested}]
+    everything += [variant.runs for p in shown for variant in groups[p].variants]
+    return [run for runs in everything for run in runs]
+
+
+def _tests(table: Table) -> list[tuple[int, int, Paired]]:
+    return [
+        (i, j, cell) for i, row in enumerate(table.rows) for j, cell in enumerate(row.cells) if isinstance(cell, Paired)
+    ]
+
+
+def _fill_tests(rows: list[list[CellView]], table: Table, groups: Mapping[str, PresetRuns]) -> int:
+    """Put the paired tests in their places; how many there are to correct for."""
+    made = [(i, j, cell, paired_test(cell, groups)) for i, j, cell in _tests(table)]
+    p_values = {(i, j): test.p for i, j, _, test in made if test is not None and test.p is not None}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    for i, j, cell, test in made:
+        planned = len(groups[cell.preset].preset.seeds)
+        digits = table.decimals if cell.decimals is None else cell.decimals
+        if test is not None:
+            rows[i][j] = _view_test(test, adjusted.get((i, j)), planned, digits)
+    return len(adjusted)
+
+
+def _view_test(test: PairedTest, p: float | None, planned: int, decimals: int) -> CellView:
+    lead = signed(test.lead, decimals)
+    if test.t is None or p is None:
+        return CellView(lead, "measured", f"{test.n} of {planned} seeds, no test", value=test.lead)
+    notes = [f"t({test.n - 1}) = {signed(test.t, 1)}", f"{test.n} of {planned} seeds" if test.n < planned else ""]
+    return CellView(f"{lead}, {p_text(p)}", "measured", ", ".join(note for note in notes if note), value=test.lead)
 
 
 def _view_cell(
-    cell: Cell | str | None,
+    cell: Cell | Paired | str | None,
     table: Table,
     groups: Mapping[str, PresetRuns],
     marks: Mapping[tuple[str, ...], str],
 ) -> CellView:
+    if isinstance(cell, Paired):
+        return CellView("not run", "not run")  # until the tests of the whole table are known
     if not isinstance(cell, Cell):
         return CellView("–" if cell is None else cell, "text")
     group = groups[cell.preset]

@@ -1,6 +1,6 @@
 """Tables the scikit-learn way: ``SplitFGClassifier`` and ``SplitFGRegressor``.
 
-Names are imported when they are first used, so that the recipes in :mod:`splitfg.sklearn.methods` need no torch.
+Names are imported when they are first used, so that importing this package needs no torch.
 """
 
 from __future__ import annotations

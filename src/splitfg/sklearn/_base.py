@@ -15,17 +15,16 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from splitfg.data.preprocess import Floats, TableEncoding
 from splitfg.recipes import Adam
+from splitfg.recipes.tables import METHODS, Network, TableRecipe, TableShape, TabularMethod
 from splitfg.sklearn._examples import Examples, check_weight
-from splitfg.sklearn._learners import Recipe, Shape
 from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer
-from splitfg.sklearn.methods import METHODS, Network, TabularMethod
 
 
 class TabularEstimator(BaseEstimator, ABC):
     """A TabM-style network trained on a table by any of the methods; see its two subclasses.
 
     Args:
-        method: Name of a method in :data:`splitfg.sklearn.methods.METHODS`, or a recipe with settings of its own.
+        method: Name of a method in :data:`splitfg.recipes.tables.METHODS`, or a recipe with settings of its own.
         steps: Training steps.
         batch_size: Rows per step, at most all of them.
         learning_rate: Adam's.
@@ -90,7 +89,7 @@ class TabularEstimator(BaseEstimator, ABC):
         """Targets of the right kind, or an error."""
 
     @abstractmethod
-    def _shape(self) -> Shape:
+    def _shape(self) -> TableShape:
         """Features and classes."""
 
     @abstractmethod
@@ -190,9 +189,9 @@ class TabularEstimator(BaseEstimator, ABC):
     def _columns(self) -> list[Any]:
         return list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
 
-    def _recipe(self) -> Recipe:
+    def _recipe(self) -> TableRecipe:
         network = Network(self.width, self.layers, self.members)
-        return Recipe(_method(self.method), network, Adam(lr=self.learning_rate), self.rho, self.clip)
+        return TableRecipe(_method(self.method), network, Adam(lr=self.learning_rate), self.rho, self.clip)
 
     def _check_settings(self) -> None:
         """Refuse settings that cannot work, all at once."""

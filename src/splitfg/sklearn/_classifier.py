@@ -12,8 +12,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
 from splitfg.data.preprocess import Floats
+from splitfg.recipes.tables import TableShape
 from splitfg.sklearn._base import TabularEstimator
-from splitfg.sklearn._learners import Shape
 
 
 class SplitFGClassifier(ClassifierMixin, TabularEstimator):
@@ -88,8 +88,8 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
             raise ValueError(f"y holds classes {unknown} that were not announced: they must be among {self.classes_}")
         return np.searchsorted(self.classes_, y)
 
-    def _shape(self) -> Shape:
-        return Shape(self._encoding.width, len(self.classes_))
+    def _shape(self) -> TableShape:
+        return TableShape(self._encoding.width, len(self.classes_))
 
     def _held_out(self, y: NDArray[Any], fraction: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
         return tuple(train_test_split(np.arange(len(y)), test_size=fraction, random_state=seed, stratify=y))

@@ -11,8 +11,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import assert_all_finite
 
 from splitfg.data.preprocess import Floats, TargetScale
+from splitfg.recipes.tables import TableShape
 from splitfg.sklearn._base import TabularEstimator
-from splitfg.sklearn._learners import Shape
 
 
 class SplitFGRegressor(RegressorMixin, TabularEstimator):
@@ -62,8 +62,8 @@ class SplitFGRegressor(RegressorMixin, TabularEstimator):
     def _encode_target(self, y: NDArray[Any]) -> NDArray[Any]:
         return self._scale.transform(y)[:, None]
 
-    def _shape(self) -> Shape:
-        return Shape(self._encoding.width, None)
+    def _shape(self) -> TableShape:
+        return TableShape(self._encoding.width, None)
 
     def _held_out(self, y: NDArray[Any], fraction: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
         return tuple(train_test_split(np.arange(len(y)), test_size=fraction, random_state=seed))

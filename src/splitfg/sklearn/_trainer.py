@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splitfg.data.epochs import Epochs
 from splitfg.learners.hopfield import HopfieldReadout
-from splitfg.sklearn._batches import Epochs
-from splitfg.sklearn._learners import Recipe, Shape
+from splitfg.recipes.tables import TableRecipe, TableShape
 
 # Rows are predicted in blocks of one size, the last one padded: products of another size are rounded in another way,
 # and the prediction for a row must not depend on the rows beside it.
@@ -61,7 +61,7 @@ class Trainer:
         device: Where to compute.
     """
 
-    def __init__(self, recipe: Recipe, shape: Shape, *, seed: int, device: str) -> None:
+    def __init__(self, recipe: TableRecipe, shape: TableShape, *, seed: int, device: str) -> None:
         self._recipe, self._shape, self._seed, self._device = recipe, shape, seed, device
         self._generator = torch.Generator(device).manual_seed(seed)
         self._learner = recipe.build(shape, self._generator)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from splitfg.data import Table, load_table
+from splitfg.data.epochs import Epochs
 from splitfg.data.preprocess import Rows, TableEncoding, TargetScale, folds
 from splitfg.experiments.tabular import Tabular
 from splitfg.learners.hopfield import HopfieldReadout
+from splitfg.recipes.tables import TableRecipe, TableShape
 from splitfg.runs import RunContext, fit
-from splitfg.sklearn._batches import Epochs
-from splitfg.sklearn._learners import Recipe, Shape
 from splitfg.types import Learner
 
 _ROWS_AT_ONCE = 8192
@@ -32,16 +32,16 @@ class Fold:
     classes: int | None
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TableShape:
         """Features and classes."""
-        return Shape(self.x.shape[1], self.classes)
+        return TableShape(self.x.shape[1], self.classes)
 
 
 def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Train with one method and measure on held-out fold ``seed``."""
     fold = load_fold(config.dataset, seed, config.folds, run.device)
     generator = torch.Generator(run.device).manual_seed(config.training_seed)
-    recipe = Recipe(config.method, config.network, config.optimizer, config.rho, config.clip)
+    recipe = TableRecipe(config.method, config.network, config.optimizer, config.rho, config.clip)
     learner = recipe.build(fold.shape, generator)
     rows = len(fold.x) + len(fold.test_x)
     if isinstance(learner, HopfieldReadout):

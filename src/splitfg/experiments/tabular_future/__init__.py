@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitfg.experiments.spec import Cell, Experiment, Preset, Row, Table
 from splitfg.experiments.tabular import FOLDS, Tabular
 from splitfg.recipes import BackpropMethod, ConditionedLaw, SplitFGMethod
-from splitfg.sklearn.methods import METHODS, Network, NonlinearHeadRecipe, ProbedHeadRecipe, TabularMethod
+from splitfg.recipes.tables import METHODS, Network, NonlinearHeadRecipe, ProbedHeadRecipe, TabularMethod
 
 _DATA = {"adult": ("Adult", "accuracy"), "otto": ("Otto", "accuracy"), "california": ("California", "rmse")}
 

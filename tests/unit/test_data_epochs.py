@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from splitfg.sklearn._batches import Epochs
+from splitfg.data.epochs import Epochs
 
 
 def drawn(epochs, steps):
