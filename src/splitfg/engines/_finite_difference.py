@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,34 @@ from splitfg.types import Params, TrunkFunction
 
 
 @dataclass(frozen=True)
-class CentralDifference:
+class _Difference(ABC):
+    """What the differences share: how far parameters are moved, and how many tangents a pass takes."""
+
+    step: float | None = None
+    noise: float | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(_problems(self.step, self.noise, self.chunk))
+
+    @property
+    def biased(self) -> bool:
+        """Yes: by the truncation error of the difference."""
+        return True
+
+    @abstractmethod
+    def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+
+    def _moves(self, params: Params, tangents: Params, *, order: int) -> list[tuple[Params, float | Tensor]]:
+        """Every tangent v with its ε, which balances an error of this order against noise/ε."""
+        count = next(iter(tangents.values())).shape[0]
+        rows = [{name: v[k] for name, v in tangents.items()} for k in range(count)]
+        return [(v, self.step or _step(params, v, self.noise, order=order)) for v in rows]
+
+
+@dataclass(frozen=True)
+class CentralDifference(_Difference):
     """J v ≈ (f(θ + ε v) - f(θ - ε v)) / 2ε, two runs per tangent and an error O(ε²).
 
     The default ε moves θ by a relative distance noise^(1/3), where ``noise`` is the relative precision of one
@@ -28,28 +56,15 @@ class CentralDifference:
         chunk: Tangents per pass: h itself is measured once a pass.
     """
 
-    step: float | None = None
-    noise: float | None = None
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(_problems(self.step, self.noise, self.chunk))
-
-    @property
-    def biased(self) -> bool:
-        """Yes: by the truncation error of the difference."""
-        return True
-
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
-        rows = _rows(tangents)
-        steps = [self.step or _step(params, v, self.noise, order=3) for v in rows]
-        dh = [(f(_moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in zip(rows, steps, strict=True)]
+        moves = self._moves(params, tangents, order=3)
+        dh = [(f(_moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in moves]
         return f(params), torch.stack(dh)
 
 
 @dataclass(frozen=True)
-class OneSidedDifference:
+class OneSidedDifference(_Difference):
     """J v ≈ (f(θ + ε v) - f(θ)) / ε, one run per tangent beside the one at θ, and an error O(ε).
 
     The default is ε = noise^(1/2) (1 + ‖θ‖) / ‖v‖, which balances truncation ε against noise/ε.
@@ -60,30 +75,11 @@ class OneSidedDifference:
         chunk: Tangents per pass: h itself is measured once a pass.
     """
 
-    step: float | None = None
-    noise: float | None = None
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(_problems(self.step, self.noise, self.chunk))
-
-    @property
-    def biased(self) -> bool:
-        """Yes: by the truncation error of the difference."""
-        return True
-
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
         h = f(params)
-        rows = _rows(tangents)
-        steps = [self.step or _step(params, v, self.noise, order=2) for v in rows]
-        dh = [(f(_moved(params, v, e)) - h) / e for v, e in zip(rows, steps, strict=True)]
+        dh = [(f(_moved(params, v, e)) - h) / e for v, e in self._moves(params, tangents, order=2)]
         return h, torch.stack(dh)
-
-
-def _rows(tangents: Params) -> list[Params]:
-    count = next(iter(tangents.values())).shape[0]
-    return [{name: v[k] for name, v in tangents.items()} for k in range(count)]
 
 
 def _moved(params: Params, tangent: Params, step: float | Tensor) -> Params:

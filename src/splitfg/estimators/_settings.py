@@ -1,13 +1,57 @@
-"""What the settings of tangent estimators must satisfy."""
+"""The settings that estimators share, and what they must satisfy."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
-def tangent_problems(K: int, micro_batch: int | None) -> list[str]:
-    """What is wrong with a tangent count and a micro-batch size."""
-    found = []
-    if K < 1:
-        found.append(f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()")
-    if micro_batch is not None and micro_batch < 1:
-        found.append(f"micro_batch must be at least 1 row (or None for the whole batch), got {micro_batch}")
-    return found
+import torch
+
+from splitfg.engines import ForwardMode
+from splitfg.errors import refuse
+from splitfg.estimators._combine import Combination, Mean
+from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
+from splitfg.types import Engine
+
+
+@dataclass(frozen=True)
+class TangentSettings:
+    """Where an estimator's tangents come from, how they are pushed, and how their scores become a gradient.
+
+    Args:
+        K: Tangents per estimate.
+        law: What tangents are drawn from.
+        engine: How directional derivatives are found, and how many tangents ride together.
+        combine: How K scores become a gradient.
+        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+    """
+
+    K: int = 8
+    law: TangentLaw = field(default_factory=Gaussian)
+    engine: Engine = field(default_factory=ForwardMode)
+    combine: Combination = field(default_factory=Mean)
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(self.K) + micro_batch_problems(self.micro_batch))
+
+    @property
+    def biased(self) -> bool:
+        """Whether the estimate is biased by construction."""
+        return self.combine.biased or self.engine.biased
+
+    def source(self, layout: Layout, generator: torch.Generator) -> TangentSource:
+        """The K tangents of one estimate."""
+        chunk, remember = self.engine.chunk, self.combine.looks_back
+        return TangentSource(self.law, layout, self.K, chunk, generator, remember=remember)
+
+
+def tangent_problems(K: int) -> list[str]:
+    """What is wrong with a tangent count."""
+    return [] if K >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
+
+
+def micro_batch_problems(rows: int | None) -> list[str]:
+    """What is wrong with a micro-batch size."""
+    if rows is None or rows >= 1:
+        return []
+    return [f"micro_batch must be at least 1 row (or None for the whole batch), got {rows}"]

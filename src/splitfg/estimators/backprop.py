@@ -17,7 +17,7 @@ from splitfg.errors import SplitError, refuse
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
-from splitfg.estimators._settings import tangent_problems
+from splitfg.estimators._settings import micro_batch_problems
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -39,7 +39,7 @@ class Backprop:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(tangent_problems(1, self.micro_batch))
+        refuse(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
@@ -65,7 +65,7 @@ class CheckpointedBackprop:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(tangent_problems(1, self.micro_batch))
+        refuse(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""

@@ -9,7 +9,7 @@ import torch
 from splitfg._split import Split
 from splitfg.engines import CentralDifference
 from splitfg.errors import refuse
-from splitfg.estimators._settings import tangent_problems
+from splitfg.estimators._settings import micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.tangents import Gaussian, TangentLaw
 from splitfg.types import Estimate, Inputs, Target
@@ -36,7 +36,7 @@ class EvolutionStrategy:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        found = tangent_problems(self.K, self.micro_batch)
+        found = tangent_problems(self.K) + micro_batch_problems(self.micro_batch)
         if not self.sigma > 0:
             found.append(f"sigma must be positive, got {self.sigma}")
         refuse(found)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitfg._split import Split
 from splitfg._validate import check_batch, check_h, check_loss, skip_checks
-from splitfg.engines import ForwardMode
-from splitfg.errors import refuse
-from splitfg.estimators._combine import Combination, Mean
 from splitfg.estimators._grads import norm
 from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_engine, push
-from splitfg.estimators._settings import tangent_problems
-from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
-from splitfg.types import Engine, Estimate, Inputs, Stats, Target
+from splitfg.estimators._settings import TangentSettings
+from splitfg.tangents import Layout
+from splitfg.types import Estimate, Inputs, Stats, Target
 
 
 @dataclass(frozen=True)
-class ForwardGradient:
+class ForwardGradient(TangentSettings):
     """Baydin et al.'s forward gradient: one scalar <∇L, v_k> per tangent for all P parameters.
 
         ĝ = (1/K) Σ_k <∇L, v_k> v_k,    Var[ĝ_i] = (‖∇L‖² + g_i²) / K.
@@ -36,15 +33,6 @@ class ForwardGradient:
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
     """
 
-    K: int = 8
-    law: TangentLaw = field(default_factory=Gaussian)
-    engine: Engine = field(default_factory=ForwardMode)
-    combine: Combination = field(default_factory=Mean)
-    micro_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(tangent_problems(self.K, self.micro_batch))
-
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         check_batch(split, x, y, generator)
@@ -53,9 +41,7 @@ class ForwardGradient:
             normaliser = _normaliser(split, x, y, self.micro_batch)
             params = split.trained_params()
             layout = Layout.of(params)
-            source = TangentSource(
-                self.law, layout, self.K, self.engine.chunk, generator, remember=self.combine.looks_back
-            )
+            source = self.source(layout, generator)
             total, scores = self.combine.start(source), []
             loss = torch.zeros((), dtype=layout.dtype, device=layout.device)
             for tangents in source:
@@ -70,7 +56,7 @@ class ForwardGradient:
             grads = layout.unflatten(total.result())
             stats = Stats(
                 jvps=self.K,
-                biased=self.combine.biased or self.engine.biased,
+                biased=self.biased,
                 scores=torch.cat(scores),
                 norms={"all": norm(grads)},
             )

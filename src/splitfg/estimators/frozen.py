@@ -12,7 +12,7 @@ from splitfg.errors import refuse
 from splitfg.estimators._grads import norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
-from splitfg.estimators._settings import tangent_problems
+from splitfg.estimators._settings import micro_batch_problems
 from splitfg.types import Estimate, Inputs, Stats, Target
 
 
@@ -27,7 +27,7 @@ class FrozenTrunk:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(tangent_problems(1, self.micro_batch))
+        refuse(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""

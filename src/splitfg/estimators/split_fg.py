@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitfg._split import Split
 from splitfg._validate import check_batch, check_loss
-from splitfg.engines import ForwardMode
-from splitfg.errors import SplitError, refuse
-from splitfg.estimators._combine import Combination, Mean
+from splitfg.errors import SplitError
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._push import check_engine, push
-from splitfg.estimators._settings import tangent_problems
-from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
-from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target
+from splitfg.estimators._settings import TangentSettings
+from splitfg.tangents import Layout, TangentSource
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
 @dataclass(frozen=True)
-class SplitFG:
+class SplitFG(TangentSettings):
     """Exact head, tangents in the trunk, no reverse pass through the trunk.
 
     With u = dL/dh from the head and J = dh/dθ_trunk, for K tangents v_k,
@@ -41,15 +39,6 @@ class SplitFG:
         combine: How K scores become a gradient.
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
     """
-
-    K: int = 8
-    law: TangentLaw = field(default_factory=Gaussian)
-    engine: Engine = field(default_factory=ForwardMode)
-    combine: Combination = field(default_factory=Mean)
-    micro_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(tangent_problems(self.K, self.micro_batch))
 
     def __call__(
         self,
@@ -74,9 +63,7 @@ class SplitFG:
         with torch.no_grad():
             params = _trunk_params(split)
             layout = Layout.of(params)
-            source = TangentSource(
-                self.law, layout, self.K, self.engine.chunk, generator, remember=self.combine.looks_back
-            )
+            source = self.source(layout, generator)
             guess = _flat_guess(layout, params, prediction)
             head = HeadPass(split, y)
             flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
@@ -97,6 +84,7 @@ class SplitFG:
             d = self._scores(split, batch, params, source.layout.unflatten(tangents), head)
             scores.append(d)
             total.add(tangents, d if guess is None else d - (tangents @ guess).to(d.dtype))
+            del tangents  # before the next ones are drawn
         flat = total.result()
         return flat if guess is None else flat + guess, torch.cat(scores)
 
@@ -122,7 +110,7 @@ class SplitFG:
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads)}
-        stats = Stats(jvps=self.K, biased=self.combine.biased or self.engine.biased, scores=scores, norms=norms)
+        stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from splitfg.heads._losses import OutputLoss
+from splitfg.heads._losses import CrossEntropy, OutputLoss
 from splitfg.types import HeadGradient, Params
 
 
@@ -107,3 +107,24 @@ class Head(nn.Module, ABC):
             return [f"the head cannot read h of shape {tuple(h.shape)} ({error}): make the two fit"]
         loss, leading = self.output_loss, (target.shape[0], *inner)
         return loss.shape_problems(leading, width, target) + loss.value_problems(width, target)
+
+
+class OpaqueHead(Head, ABC):
+    """A head whose widths only running it can tell.
+
+    Args:
+        loss: The loss on the outputs; cross-entropy by default.
+    """
+
+    def __init__(self, loss: OutputLoss | None) -> None:
+        super().__init__(loss if loss is not None else CrossEntropy())
+
+    @property
+    def in_features(self) -> None:
+        """Not known."""
+        return
+
+    @property
+    def out_features(self) -> None:
+        """Not known."""
+        return

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import refuse
-from splitfg.heads._base import Head
-from splitfg.heads._losses import CrossEntropy, OutputLoss
+from splitfg.heads._base import OpaqueHead
+from splitfg.heads._losses import OutputLoss
 from splitfg.types import HeadGradient, Params
 
 
-class ProbedHead(Head):
+class ProbedHead(OpaqueHead):
     """A head that can only be run. u = dL/dh and the head's gradient come from central differences.
 
     Every coordinate j of a sample's h is probed for all samples b of the batch at once, since each has its own loss
@@ -41,7 +41,7 @@ class ProbedHead(Head):
         step: float | None = None,
         together: int = 32,
     ) -> None:
-        super().__init__(loss if loss is not None else CrossEntropy())
+        super().__init__(loss)
         found = [f"step must be positive (or None), got {step}"] if step is not None and not step > 0 else []
         refuse(found + ([f"together must be at least 1, got {together}"] if together < 1 else []))
         self.step, self.together = step, together
@@ -53,16 +53,6 @@ class ProbedHead(Head):
             self._run = black_box
             for name, value in (params or {}).items():
                 self.register_parameter(name, nn.Parameter(value.detach().clone()))
-
-    @property
-    def in_features(self) -> None:
-        """Known only by running the black box."""
-        return
-
-    @property
-    def out_features(self) -> None:
-        """Known only by running the black box."""
-        return
 
     @property
     def reverse_mode(self) -> bool:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfg.heads._base import Head
-from splitfg.heads._losses import CrossEntropy, OutputLoss
+from splitfg.heads._base import OpaqueHead
+from splitfg.heads._losses import OutputLoss
 from splitfg.types import HeadGradient, Params
 
 
-class ReverseModeHead(Head):
+class ReverseModeHead(OpaqueHead):
     """Any module as head: its gradient and u = dL/dh by reverse mode from the loss back to h, and no further.
 
     Args:
@@ -20,18 +20,8 @@ class ReverseModeHead(Head):
     """
 
     def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
-        super().__init__(loss if loss is not None else CrossEntropy())
+        super().__init__(loss)
         self.module = module
-
-    @property
-    def in_features(self) -> None:
-        """Known only by running the module."""
-        return
-
-    @property
-    def out_features(self) -> None:
-        """Known only by running the module."""
-        return
 
     @property
     def reverse_mode(self) -> bool:
