@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from splitfg.training import Constant, Schedule, clip, write_grads
+from splitfg.training import Constant, Schedule, clip_, write_grads
 from splitfg.types import Estimate
 
 
@@ -20,6 +20,10 @@ class Update:
         optimizer: Any ``torch.optim`` optimizer over them.
         schedule: Factor on every group's learning rate, by step; constant by default.
         max_norm: Joint clipping bound; ``None`` for no clipping.
+
+    Attributes:
+        steps: Steps taken.
+        rates: The learning rate of every group of the optimizer, before the schedule's factor.
     """
 
     def __init__(
@@ -30,29 +34,38 @@ class Update:
         schedule: Schedule | None,
         max_norm: float | None,
     ) -> None:
-        self._module, self._optimizer, self._max_norm = module, optimizer, max_norm
-        self._schedule: Schedule = schedule if schedule is not None else Constant()
-        self._step = 0
-        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.module, self.optimizer, self.max_norm = module, optimizer, max_norm
+        self.schedule: Schedule = schedule if schedule is not None else Constant()
+        self.steps = 0
+        self.rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
 
-    def __call__(self, estimate: Estimate) -> None:
-        """Take one step along these gradients."""
-        write_grads(self._module, estimate if self._max_norm is None else clip(estimate, self._max_norm))
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self._schedule(self._step)
-        self._optimizer.step()
-        self._step += 1
+    def __call__(self, estimate: Estimate) -> Estimate:
+        """Take one step along these gradients; see :meth:`write`."""
+        clipped = self.write(estimate)
+        self.step()
+        return clipped
+
+    def write(self, estimate: Estimate) -> Estimate:
+        """Clip the gradients, in their own memory, and write them to ``.grad``; gives what was written."""
+        if self.max_norm is not None:
+            estimate = clip_(estimate, self.max_norm)
+        write_grads(self.module, estimate)
+        return estimate
+
+    def step(self) -> None:
+        """Move the parameters along ``.grad``, at the schedule's rate."""
+        factor = self.schedule(self.steps)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step()
+        self.steps += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, optimizer and step count."""
-        return {
-            "model": self._module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "step": self._step,
-        }
+        return {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
-        self._module.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._step = state["step"]
+        self.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["step"]

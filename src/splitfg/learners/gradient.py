@@ -12,8 +12,9 @@ from torch import Tensor
 from splitfg._split import Split
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator, SplitFG
+from splitfg.learners._update import Update
 from splitfg.tangents import RunningMagnitude
-from splitfg.training import Constant, Schedule, clip_, write_grads
+from splitfg.training import Schedule
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 
@@ -44,29 +45,38 @@ class GradientLearner:
     ) -> None:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
-        self.split, self.estimator, self.optimizer = split, estimator, optimizer
-        self.schedule: Schedule = schedule if schedule is not None else Constant()
-        self.max_norm, self.prediction, self.magnitude = max_norm, prediction, magnitude
-        self._step = 0
-        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.split, self.estimator, self.prediction, self.magnitude = split, estimator, prediction, magnitude
+        self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Moves the parameters."""
+        return self._update.optimizer
+
+    @property
+    def schedule(self) -> Schedule:
+        """Factor on every group's learning rate, by step."""
+        return self._update.schedule
+
+    @property
+    def max_norm(self) -> float | None:
+        """Joint clipping bound."""
+        return self._update.max_norm
 
     @property
     def steps(self) -> int:
         """Steps taken."""
-        return self._step
+        return self._update.steps
 
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rate of every group of the optimizer, before the schedule's factor."""
-        return tuple(self._rates)
+        return self._update.rates
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
         stats = self.fill_grads(x, y, generator=generator)
-        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self.schedule(self._step)
-        self.optimizer.step()
-        self._step += 1
+        self._update.step()
         return stats
 
     def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
@@ -75,10 +85,8 @@ class GradientLearner:
         estimate = self.estimate(x, y, generator=generator)
         if self.magnitude is not None:
             self.magnitude.update({n: estimate.grads[n] for n in self.split.trunk_params()})
-        if self.max_norm is not None:
-            estimate = clip_(estimate, self.max_norm)
-        write_grads(self.split.model, estimate)
-        return StepStats(estimate.loss, _metrics(estimate))
+        written = self._update.write(estimate)
+        return StepStats(written.loss, _metrics(written))
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """The gradient of one batch, before clipping; nothing changes but the generator."""
@@ -93,18 +101,12 @@ class GradientLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, step count and running magnitude."""
-        state = {
-            "model": self.split.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self._step,
-        }
+        state = self._update.state_dict()
         return state if self.magnitude is None else {**state, "magnitude": self.magnitude.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
-        self.split.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._step = state["step"]
+        self._update.load_state_dict(state)
         if self.magnitude is not None:
             self.magnitude.load_state_dict(state["magnitude"])
 
