@@ -1,0 +1,134 @@
+"""Every number in the README's tables of results is the recorded one, and what stands beside it is the paper's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from splitfg.experiments import EXPERIMENTS, Cell
+from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
+from splitfg.runs import RunReport
+from splitfg.runs.results import read_results
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+NOTHING = ("", "–")
+
+Grid = list[list[str]]
+
+
+def tables(text: str) -> Iterator[Grid]:
+    """The Markdown tables of a text: header first, then rows of stripped cells."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = [[cell.strip(" *") for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        yield [lines[0], *lines[2:]]
+
+
+RESULTS = {tuple(grid[0]): grid[1:] for grid in tables(README.partition("\n## Results\n")[2].partition("\n## ")[0])}
+TOY = ("classes", "measured ratio", "energy theory", "relative error, %", "standard error, %")
+TABULAR = ("", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield", "Split-FG")
+LANGUAGE = ("", "ours", "paper")
+COST = ("", "ms", "against backprop", "peak MiB", "saved")
+
+
+@cache
+def reports(experiment: str) -> list[RunReport]:
+    return [record.report for record in read_results(ROOT / "results" / f"{experiment}.json")]
+
+
+def recorded(experiment: str, preset: str, metric: str) -> float:
+    """The mean over the seeds that make up the preset's result, all of which must be there."""
+    runs = [report for report in reports(experiment) if report.preset == preset]
+    by_name = {e.name: e for e in EXPERIMENTS}
+    assert {r.seed for r in runs} == set(by_name[experiment].preset(preset).seeds), f"{experiment}/{preset}"
+    return fmean(r.metrics[metric] for r in runs)
+
+
+def printed_by_the_paper(experiment: str, preset: str, metric: str) -> set[float]:
+    """What the experiment's tables quote beside this number."""
+    (found,) = [e for e in EXPERIMENTS if e.name == experiment]
+    cells = [c for table in found.tables for row in table.rows for c in row.cells if isinstance(c, Cell)]
+    return {c.paper.mean for c in cells if c.paper and (c.preset, c.metric) == (preset, metric)}
+
+
+def numbers(text: str) -> list[str]:
+    return [found.replace(",", "") for found in NUMBER.findall(text)]
+
+
+def shown(number: str, value: float) -> bool:
+    """Whether a number is this value, rounded to the digits it is given with."""
+    return number == f"{value:.{len(number.partition('.')[2])}f}"
+
+
+def check(text: str, experiment: str, preset: str, metric: str, paper: tuple[str, str] | None = None) -> None:
+    """Our number, and the paper's behind it in brackets if it has one; ``paper`` is where its number is quoted."""
+    ours, *quoted = numbers(text)
+    value = recorded(experiment, preset, metric)
+    assert shown(ours, value), f"README says {ours}, {preset} has {metric} = {value}"
+    theirs = printed_by_the_paper(experiment, *(paper or (preset, metric)))
+    for number in quoted:
+        assert any(shown(number, p) for p in theirs), f"README quotes {number} for {preset}, the paper has {theirs}"
+
+
+def test_tables_of_results_are_those_checked_here():
+    assert set(RESULTS) == {TOY, TABULAR, LANGUAGE, COST}
+
+
+def test_toy():
+    metrics = ("measured_ratio", "energy_ratio", "relative_error_percent", "standard_error_percent")
+    for classes, *cells in RESULTS[TOY]:
+        for text, metric in zip(cells, metrics, strict=True):
+            check(text, "toy_variance", f"ce-c{classes.replace(',', '')}", metric)
+
+
+def test_tabular():
+    assert [row[0] for row in RESULTS[TABULAR]] == [data.label for data in DATA]
+    for data, (_, *cells) in zip(DATA, RESULTS[TABULAR], strict=True):
+        for text, method in zip(cells, METHOD_TITLES, strict=True):
+            assert (text in NOTHING) == (method not in data.paper)
+            if method in data.paper:
+                assert len(numbers(text)) == 2
+                check(text, "tabular", f"{data.name}-{method}", data.metric)
+
+
+def test_language():
+    for label, ours, paper in RESULTS[LANGUAGE]:
+        rho = re.search(r"rho = ([\d.]+)", label)
+        preset = f"split_fg-k4-rho{rho[1]}-10" if rho else {"frozen trunk": "frozen-10"}[label]
+        check(f"{ours} {paper}", "language", preset, "val_ppl")
+        assert (paper in NOTHING) == (not printed_by_the_paper("language", preset, "val_ppl"))
+
+
+def variant(label: str) -> str:
+    tangents = re.fullmatch(r"Split-FG, K = (\d+), (all at once|one by one)", label)
+    if tangents:
+        return f"split_fg-k{tangents[1]}-chunk{tangents[1] if tangents[2] == 'all at once' else 1}"
+    return {
+        "backprop": "backprop",
+        "backprop, chunked head": "backprop-chunked",
+        "backprop, checkpointed, chunked head": "backprop-both",
+        "frozen trunk": "frozen",
+    }[label]
+
+
+def test_cost():
+    for label, *cells in RESULTS[COST]:
+        name = variant(label)
+        for text, metric in zip(cells, ("ms", "ratio", "mib", "saved"), strict=True):
+            one_by_one = re.sub(r"chunk\d+", "chunk1", name)  # the paper's way
+            if text not in NOTHING:
+                check(text, "language_cost", "compiled", f"{metric}/{name}", ("compiled", f"{metric}/{one_by_one}"))
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "expected"),
+    [("0.4", 0.4417, True), ("0.5", 0.4417, False), ("-12", -11.69, True), ("1706.2", 1706.24, True), ("1", 1.4, True)],
+)
+def test_numbers_are_compared_to_the_digits_they_are_given_with(number, value, expected):
+    assert shown(number, value) == expected
