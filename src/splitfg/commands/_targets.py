@@ -11,6 +11,7 @@ from typing import Any
 
 from splitfg.commands._errors import UsageError
 from splitfg.experiments import EXPERIMENTS, Cell, Experiment, Preset
+from splitfg.experiments.spec import Paired
 from splitfg.runs import RunFolder, differences, find_folders, override
 from splitfg.runs.folder import variant_name
 
@@ -129,7 +130,9 @@ def _names_of(experiment: Experiment, preset: Preset) -> list[str]:
     return [experiment.name, *(f"{experiment.name}/{name}" for name in (preset.name, *tables, *figures))]
 
 
-def _shows(cell: object, preset: Preset) -> bool:
+def _shows(cell: Cell | Paired | str | None, preset: Preset) -> bool:
+    if isinstance(cell, Paired):
+        return preset.name in (cell.preset, cell.against)
     return isinstance(cell, Cell) and cell.preset == preset.name
 
 
