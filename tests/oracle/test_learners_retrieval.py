@@ -31,6 +31,7 @@ def small_blocks(request, monkeypatch):
     if request.param:
         monkeypatch.setattr(_retrieval, "_QUERY_ROWS", 3)
         monkeypatch.setattr(_retrieval, "_BLOCK_ELEMENTS", 21)
+        monkeypatch.setattr(_retrieval, "_CACHED_ELEMENTS", 21)
 
 
 def identity(x):
