@@ -13,7 +13,7 @@ from splitfg.learners._memory import Memory
 
 # Scores of queries against keys exist in blocks of at most this many: 16 MiB in float32.
 _BLOCK_ELEMENTS = 2**22
-# A softmax goes over its scores five times: on a CPU it takes half the time in blocks of 1 MiB, which stay in the cache.
+# A softmax goes over its scores five times: blocks of 1 MiB that stay in a CPU's cache take two thirds of the time.
 _CACHED_ELEMENTS = 2**18
 _QUERY_ROWS = 512
 # Weights below e^-80 of the largest count as that: exp would give subnormal numbers, which are slow on CPUs.
