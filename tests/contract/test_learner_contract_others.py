@@ -149,7 +149,7 @@ def digits():
     return x[:1400], y[:1400], x[1400:], y[1400:]
 
 
-# Where a linear classifier on the pixels reaches about 0.96, a method that works reaches 0.93; the readout, which trains
+# Where a linear classifier on the pixels reaches 0.96, a method that works reaches 0.93; the readout, which trains
 # nothing, reaches 0.91 to 0.94 over eight random trunks.
 @pytest.mark.parametrize(("name", "least"), [("forward_forward", 0.93), ("predictive_coding", 0.93), ("hopfield", 0.9)])
 def test_digits_are_learned(name, least, digits):
