@@ -121,7 +121,7 @@ class TestExactMethods:
     @pytest.mark.parametrize("closed_head", [False, True])
     def test_checkpointed_backprop_is_autograd(self, blocks, closed_head):
         s, x, y = mlp_split(3, 4, 4, 3), noise(5, 3), classes(5, count=3)
-        estimate = CheckpointedBackprop(blocks, closed_head=closed_head)(s, x, y)
+        estimate = CheckpointedBackprop(blocks=blocks, closed_head=closed_head)(s, x, y)
         close(estimate.grads, exact(s, x, y))
 
     @pytest.mark.parametrize("name", AWKWARD)

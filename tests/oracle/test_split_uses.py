@@ -48,7 +48,7 @@ class TestCheckpointing:
     )
     def test_keeps_less(self, cut, blocks):
         s = cut(built(self.model))
-        assert self.kept(CheckpointedBackprop(blocks), s) < 0.5 * self.kept(Backprop(), s)
+        assert self.kept(CheckpointedBackprop(blocks=blocks), s) < 0.5 * self.kept(Backprop(), s)
 
     def test_a_traced_trunk_is_refused(self):
         s = split(built(self.model), "1", head=ReverseModeHead)

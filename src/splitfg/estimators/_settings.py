@@ -45,6 +45,25 @@ class TangentSettings:
         return TangentSource(self.law, layout, self.K, chunk, generator, remember=remember)
 
 
+@dataclass(frozen=True)
+class ReverseSettings:
+    """How the exact gradient is taken by reverse mode.
+
+    Args:
+        closed_head: Take the head's closed form, in parts, and reverse mode through the trunk alone: the same
+            gradient without the outputs of the whole batch on the tape.
+        readout_only: Leave out the trunk's share of tied parameters, as ``Tied.EXCLUDE`` does.
+        micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+    """
+
+    closed_head: bool = False
+    readout_only: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(micro_batch_problems(self.micro_batch))
+
+
 def tangent_problems(K: int) -> list[str]:
     """What is wrong with a tangent count."""
     return [] if K >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,16 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from splitfg._cut import names_of, replaced
 from splitfg._split import Role, Split
 from splitfg._validate import check_batch, check_h, check_loss
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
-from splitfg.estimators._settings import micro_batch_problems
+from splitfg.estimators._settings import ReverseSettings
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
 @dataclass(frozen=True)
-class Backprop:
+class Backprop(ReverseSettings):
     """The exact gradient by reverse mode through trunk and head.
 
     A tied parameter gets the gradient of both its roles, whatever the split's policy for estimates.
@@ -34,13 +34,6 @@ class Backprop:
         micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
     """
 
-    closed_head: bool = False
-    readout_only: bool = False
-    micro_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(micro_batch_problems(self.micro_batch))
-
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
         check_batch(split, x, y, generator)
@@ -48,7 +41,7 @@ class Backprop:
 
 
 @dataclass(frozen=True)
-class CheckpointedBackprop:
+class CheckpointedBackprop(ReverseSettings):
     """The exact gradient with activation checkpointing: each block's inside is computed again on the way back.
 
     Args:
@@ -59,13 +52,7 @@ class CheckpointedBackprop:
         micro_batch: As in :class:`Backprop`.
     """
 
-    blocks: tuple[str, ...] = ()
-    closed_head: bool = False
-    readout_only: bool = False
-    micro_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        refuse(micro_batch_problems(self.micro_batch))
+    blocks: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
