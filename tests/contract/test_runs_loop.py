@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
 from tiny import TinyConfig
-from tiny.run import TinyLearner, batch, evaluate
+from tiny.run import TinyLearner, batch, evaluate, train
 from tiny.run import run as run_tiny
 
 from splitfg.errors import NonFiniteError
@@ -78,17 +78,7 @@ def stopping_at(*steps: int) -> Any:
                 os.kill(os.getpid(), signal.SIGTERM if step % 2 else signal.SIGINT)
             return batch(step)
 
-        return fit(
-            TinyLearner(config),
-            batches,
-            steps=config.steps,
-            generator=torch.Generator().manual_seed(seed),
-            run=run,
-            evaluate=evaluate,
-            evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
-            log_every=config.log_every,
-        )
+        return train(config, seed=seed, run=run, batches=batches)
 
     return runner
 

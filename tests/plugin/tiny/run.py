@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -67,9 +67,15 @@ def run(config: TinyConfig, *, seed: int, run: RunContext) -> Mapping[str, float
     print("printed by the experiment")
     if config.fail:
         raise RuntimeError("failed on purpose")
+    return train(config, seed=seed, run=run)
+
+
+def train(
+    config: TinyConfig, *, seed: int, run: RunContext, batches: Callable[[int], tuple[Tensor, Tensor]] = batch
+) -> dict[str, float]:
     return fit(
         TinyLearner(config),
-        batch,
+        batches,
         steps=config.steps,
         generator=torch.Generator().manual_seed(seed),
         run=run,
