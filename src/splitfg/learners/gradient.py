@@ -25,7 +25,7 @@ class GradientLearner:
         split: The network.
         estimator: Where gradients come from.
         optimizer: Any ``torch.optim`` optimizer over ``split.model``'s parameters; a recipe of
-            :mod:`splitfg.training` builds one with the trunk step scale rho.
+            :mod:`splitfg.recipes` builds one with the trunk step scale rho.
         schedule: Factor on every group's learning rate, by step.
         max_norm: Joint clipping bound; ``None`` for no clipping.
         prediction: Called before every step for a guess of the trunk's gradient (a control variate).
