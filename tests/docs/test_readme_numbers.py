@@ -12,6 +12,7 @@ import pytest
 
 from splitfg.experiments import EXPERIMENTS, Cell
 from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
+from splitfg.report._views import view_report
 from splitfg.runs import RunReport
 from splitfg.runs.results import read_results
 
@@ -33,6 +34,7 @@ def tables(text: str) -> Iterator[Grid]:
 RESULTS = {tuple(grid[0]): grid[1:] for grid in tables(README.partition("\n## Results\n")[2].partition("\n## ")[0])}
 TOY = ("classes", "measured ratio", "energy theory", "relative error, %", "standard error, %")
 TABULAR = ("", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield", "Split-FG")
+LEADS = ("Split-FG's lead over", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield")
 LANGUAGE = ("", "ours", "paper")
 COST = ("", "ms", "against backprop", "peak MiB", "saved")
 
@@ -77,7 +79,7 @@ def check(text: str, experiment: str, preset: str, metric: str, paper: tuple[str
 
 
 def test_tables_of_results_are_those_checked_here():
-    assert set(RESULTS) == {TOY, TABULAR, LANGUAGE, COST}
+    assert set(RESULTS) == {TOY, TABULAR, LEADS, LANGUAGE, COST}
 
 
 def test_toy():
@@ -95,6 +97,15 @@ def test_tabular():
             if method in data.paper:
                 assert len(numbers(text)) == 2
                 check(text, "tabular", f"{data.name}-{method}", data.metric)
+
+
+def test_tabular_leads():
+    chosen = [e for e in EXPERIMENTS if e.name == "tabular"]
+    (experiment,) = view_report(ROOT / "no runs", ROOT / "results", chosen).experiments
+    (leads,) = [view for view in experiment.tables if view.table.key == "tabular-tests"]
+    # the README names p once, above the table
+    rows = [[row.label, *(re.sub(r"p (= )?", "", cell.text) for cell in row.cells)] for row in leads.rows]
+    assert RESULTS[LEADS] == rows
 
 
 def test_language():
