@@ -37,11 +37,11 @@ def tabm(device: str) -> Case:
     return Case("TabM, 8 members", split, x, torch.randint(0, 9, (256,), generator=g, device=device))
 
 
-def gpt(device: str, *, rows: int | None = None) -> Case:
+def gpt(device: str) -> Case:
     """GPT small8 with its tied table, B = 4, T = 128."""
     g = torch.Generator(device).manual_seed(0)
     trunk = GPT(PRESETS["small8"], generator=g)
-    split = Split(trunk, LinearHead(trunk.tied_linear(), rows=rows), tied=Tied.EXCLUDE)
+    split = Split(trunk, LinearHead(trunk.tied_linear()), tied=Tied.EXCLUDE)
     tokens = torch.randint(0, 50257, (4, 129), generator=g, device=device)
     return Case("GPT small8, B=4, T=128", split, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 

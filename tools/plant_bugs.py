@@ -65,15 +65,15 @@ BUGS = (
     Bug(
         "lost 1/K",
         "estimators/_combine.py",
-        "mean = (self._sum / self._source.count)",
+        "mean = self._sum.div_(self._source.count)",
         "mean = self._sum.clone()",
         (f"{GIVEN}::test_mean_of_scores_on_tangents",),
     ),
     Bug(
         "1/K of a chunk",
         "estimators/_combine.py",
-        "mean = (self._sum / self._source.count)",
-        "mean = (self._sum / self._source.chunk)",
+        "mean = self._sum.div_(self._source.count)",
+        "mean = self._sum.div_(self._source.chunk)",
         ("tests/oracle/test_estimator_formulas.py::TestChunks::test_same_estimate",),
     ),
     Bug(
@@ -128,7 +128,7 @@ BUGS = (
     Bug(
         "precision of conditioned tangents dropped",
         "estimators/_combine.py",
-        "return mean if precision is None else mean * precision",
+        "return mean if precision is None else mean.mul_(precision)",
         "return mean",
         ("tests/statistical/test_estimates.py::test_conditioned_split_fg",),
     ),

@@ -43,7 +43,7 @@ WINDOWS = Windows(np.random.default_rng(0).integers(0, 500, 3000).astype(np.uint
 def eager_learner(method: MethodRecipe, optimizer: OptimizerRecipe | None = None) -> GradientLearner:
     config = GPTConfig(layers=2, width=64, heads=2, context=32, vocab=500)
     trunk = GPT(config, generator=torch.Generator().manual_seed(0)).to("cuda")
-    split = Split(trunk, LinearHead(trunk.tied_linear(), rows=64), tied=Tied.EXCLUDE)
+    split = Split(trunk, LinearHead(trunk.tied_linear(), block=2**12), tied=Tied.EXCLUDE)
     estimator, magnitude = method.build()
     built = (optimizer or Adam(lr=1e-3)).build(split, rho=0.1)
     return GradientLearner(split, estimator, built, schedule=CosineWithWarmup(STEPS, 3), magnitude=magnitude)

@@ -24,7 +24,7 @@ def linear(fan_in, fan_out, bias, g):
 
 @st.composite
 def heads(draw, loss):
-    """A head of one to three layers, h with up to three leading dimensions, and rows per chunk."""
+    """A head of one to three layers, h with up to three leading dimensions, and a limit on the outputs at once."""
     g = generator(draw(st.integers(0, 2**16)))
     widths = draw(st.lists(st.integers(1, 6), min_size=2, max_size=4))
     layers = [linear(a, b, draw(st.booleans()), g) for a, b in pairwise(widths)]
@@ -33,8 +33,8 @@ def heads(draw, loss):
     if draw(st.booleans()):  # the same values in another memory order
         h = h.movedim(-1, 0).contiguous().movedim(0, -1)
     count = h[..., 0].numel()
-    rows = draw(st.none() | st.integers(1, count + 1))
-    return LinearHead(*layers, loss=loss, rows=rows), layers, h, g
+    block = draw(st.none() | st.integers(1, 7 * (count + 1)))
+    return LinearHead(*layers, loss=loss, **({} if block is None else {"block": block})), layers, h, g
 
 
 def autograd(layers, h, criterion):
@@ -67,7 +67,7 @@ def some_targets(shape, count, g, ignore):
 @settings(max_examples=100)
 @given(data=st.data(), smoothing=st.sampled_from([0.0, 0.1, 0.9]), ignore=st.booleans(), weighted=st.booleans())
 def test_cross_entropy_head_is_autograd(data, smoothing, ignore, weighted):
-    """Every mixture of ignored rows, class weights and smoothing, over shapes, depths, biases and chunks."""
+    """Every mixture of ignored rows, class weights and smoothing, over shapes, depths, biases and blocks."""
     head, layers, h, g = data.draw(heads(CrossEntropy()))
     count = head.out_features
     # Multiples of 1/8 add up without rounding in float32, in which the normaliser is kept.
@@ -128,8 +128,8 @@ def test_differentiable_loss_and_rows_agree_with_the_closed_form(data, smoothing
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [None, 3])
-def test_narrow_precision_stays_within_its_rounding(dtype, rows):
+@pytest.mark.parametrize("block", [2**22, 21, 6])
+def test_narrow_precision_stays_within_its_rounding(dtype, block):
     """A forward error bound, entry by entry, against float64 on the same stored values.
 
     With unit roundoff e, logits carry Δz <= e |z| + d 2⁻²⁴ |h| |W|ᵀ; a softmax of logits off by Δz is off by a
@@ -138,7 +138,7 @@ def test_narrow_precision_stays_within_its_rounding(dtype, rows):
     n, d, C = 12, 16, 7
     layer, h, y = nn.Linear(d, C), noise(n, d), classes(n, count=C)
     layer.weight.data, layer.bias.data = noise(C, d, seed=4), noise(C, seed=5)
-    head, h = LinearHead(layer, rows=rows).to(dtype), h.to(dtype)
+    head, h = LinearHead(layer, block=block).to(dtype), h.to(dtype)
     result = head(h, y)
     wide, W, b = h.double(), layer.weight.detach().double(), layer.bias.detach().double()
 
@@ -167,7 +167,7 @@ def test_bfloat16_sums_are_kept_in_float32():
     """4096 equal rows one at a time: a running sum in bfloat16 would stop growing at 256 of them."""
     n, layer = 4096, nn.Linear(2, 3)
     h, y = noise(1, 2).expand(n, 2).bfloat16(), torch.zeros(n, dtype=torch.long)
-    result = LinearHead(layer.bfloat16(), rows=1)(h, y)
+    result = LinearHead(layer.bfloat16(), block=1)(h, y)
     one = LinearHead(layer)(h[:1], y[:1])
     for name, expected in one.grads.items():
         torch.testing.assert_close(result.grads[name], expected, rtol=2e-2, atol=1e-3)
@@ -221,8 +221,8 @@ def test_head_shares_its_layers():
 
 def test_heads_that_cannot_work_are_refused():
     with pytest.raises(SplitError) as caught:
-        LinearHead(nn.Linear(3, 4), nn.Linear(5, 2), rows=0)
-    assert [w in str(caught.value) for w in ("gives 4 features", "rows must be at least 1")] == [True, True]
+        LinearHead(nn.Linear(3, 4), nn.Linear(5, 2), block=0)
+    assert [w in str(caught.value) for w in ("gives 4 features", "block must be at least 1")] == [True, True]
     with pytest.raises(SplitError, match="at least one"):
         LinearHead()
     with pytest.raises(ValueError, match="label_smoothing"):

@@ -53,7 +53,7 @@ def eager_learner(
 ) -> GradientLearner:
     config = GPTConfig(layers=1, width=16, heads=2, context=8, vocab=50)
     trunk = GPT(config, generator=torch.Generator().manual_seed(0)).to(dtype)
-    split = Split(trunk, LinearHead(trunk.tied_linear(), rows=8), tied=Tied.EXCLUDE)
+    split = Split(trunk, LinearHead(trunk.tied_linear(), block=512), tied=Tied.EXCLUDE)
     estimator, magnitude = method.build()
     optimizer = optimizer or Adam(lr=1e-2)
     return GradientLearner(
@@ -219,7 +219,8 @@ class TestRefusals:
         def forgetful(function):
             def run(*args):
                 out = function(*args)
-                return (out[0], torch.zeros_like(out[1])) if isinstance(out, tuple) else out
+                pushed = isinstance(out, tuple) and out[1].ndim == out[0].ndim + 1 == 4  # h and dh
+                return (out[0], torch.zeros_like(out[1])) if pushed else out
 
             return run
 

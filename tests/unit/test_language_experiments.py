@@ -128,7 +128,7 @@ class TestMemory:
     def test_running_out_says_what_fits(self, method):
         config = replace(TINY, method=method)
         split, windows = make_split(config, 0, CPU), load_corpus(config).train
-        wanted = "rows" if isinstance(method, FrozenMethod) else r"method.chunk=4 fits.*4 of 8 tangents"
+        wanted = "block" if isinstance(method, FrozenMethod) else r"method.chunk=4 fits.*4 of 8 tangents"
         said = pytest.raises(RunError, match=rf"(?s)tried to allocate 3 GiB.*{wanted}")
         with said, explaining_memory(config, split, windows):
             raise torch.OutOfMemoryError("tried to allocate 3 GiB\nand more")
@@ -156,9 +156,9 @@ class TestCost:
         assert parse("backprop", 256) == (Backprop(), 256)
         assert parse("backprop-both", 256) == (CheckpointedBackprop(closed_head=True), 256)
         assert parse("frozen", 256) == (FrozenTrunk(), 256)
-        estimator, rows = parse("split_fg-k8-chunk2-rows64", 256)
+        estimator, block = parse("split_fg-k8-chunk2-block20", 22)
         assert isinstance(estimator, SplitFG)
-        assert (estimator.K, estimator.engine.chunk, rows) == (8, 2, 64)
+        assert (estimator.K, estimator.engine.chunk, block) == (8, 2, 20)
         with pytest.raises(RunError, match="no variant is called 'split_fg-k8'"):
             parse("split_fg-k8", 256)
 

@@ -66,14 +66,19 @@ class _MeanAccumulator(Accumulator):
         self._sum: Tensor | None = None
 
     def add(self, tangents: Tensor, scores: Tensor) -> None:
-        part = (scores.to(tangents.dtype) @ tangents).to(_wide(tangents.dtype))
-        self._sum = part if self._sum is None else self._sum.add_(part)
+        scores = scores.to(tangents.dtype)
+        if self._sum is None:
+            self._sum = (scores @ tangents).to(_wide(tangents.dtype))
+        elif self._sum.dtype == tangents.dtype:
+            self._sum.addmv_(tangents.T, scores)
+        else:
+            self._sum.add_(scores @ tangents)
 
     def result(self) -> Tensor:
         assert self._sum is not None
-        mean = (self._sum / self._source.count).to(self._source.layout.dtype)
+        mean = self._sum.div_(self._source.count).to(self._source.layout.dtype)
         precision = self._source.law.precision(self._source.layout)
-        return mean if precision is None else mean * precision
+        return mean if precision is None else mean.mul_(precision)
 
 
 @dataclass(frozen=True)

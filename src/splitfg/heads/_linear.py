@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from splitfg.errors import refuse
 from splitfg.heads._base import Head
-from splitfg.heads._losses import CrossEntropy, OutputLoss
+from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss
+from splitfg.heads._tiles import tiles
 from splitfg.types import HeadGradient, Params
 
-# Rows are taken in chunks of at most this many output elements: 64 MiB in float32.
-_CHUNK_ELEMENTS = 2**24
+# Outputs in memory at once: 16 MiB in float32, which the caches of a GPU hold.
+_BLOCK = 2**22
 
 
 class LinearHead(Head):
@@ -28,19 +29,20 @@ class LinearHead(Head):
     With two, outputs = W₂ (W₁ h + b₁) + b₂: the factored head, in which W₁ and W₂ are trained as a pair
     although they collapse to one map. Further layers follow the same rule, from the last to the first.
 
-    Rows are taken in chunks, so that the outputs of the whole batch never exist at once; sums are kept in
-    float32 where the parameters are narrower.
+    Outputs are taken in blocks, so that those of the whole batch never exist at once: blocks of whole rows where the
+    outputs are few, blocks of columns, each computed twice, where they are many. Sums are kept in float32 where the
+    parameters are narrower.
 
     Args:
         layers: One or more :class:`torch.nn.Linear`, kept and shared, not copied.
         loss: The loss on the outputs; cross-entropy by default.
-        rows: Rows per chunk; by default as many as keep a chunk of outputs within 64 MiB of float32.
+        block: How many outputs may exist at once.
     """
 
-    def __init__(self, *layers: nn.Linear, loss: OutputLoss | None = None, rows: int | None = None) -> None:
+    def __init__(self, *layers: nn.Linear, loss: OutputLoss | None = None, block: int = _BLOCK) -> None:
         super().__init__(loss if loss is not None else CrossEntropy())
-        refuse(_problems(layers, rows))
-        self.rows = rows
+        refuse(_problems(layers, block))
+        self.block = block
         self.depth = len(layers)
         for i, layer in enumerate(layers):
             self.add_module(str(i), layer)
@@ -72,71 +74,118 @@ class LinearHead(Head):
         return h
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        rows, target = h.reshape(-1, h.shape[-1]), self.output_loss.fold(target, self.out_features)
-        params, sums, u = self.params(), _Sums(), torch.empty_like(rows)
-        loss = h.new_zeros((), dtype=_accumulation(h.dtype))
-        for part in self._chunks(rows.shape[0]):
-            part_loss, delta, inputs = self._forward(params, rows[part], target[part], normaliser)
-            u[part] = self._pull_back(params, delta, inputs, sums)
+        flat, target = h.reshape(-1, h.shape[-1]), self.output_loss.fold(target, self.out_features)
+        params, u = self.params(), torch.empty_like(h, memory_format=torch.contiguous_format).view_as(flat)
+        sums, loss = _Sums(params), h.new_zeros((), dtype=_accumulation(h.dtype))
+        cut = tiles(len(flat), self.out_features, self.block)
+        for part in cut.rows:
+            read = self._read(params, flat[part])
+            rows = self.output_loss.rows(target[part], normaliser, self.out_features, loss.dtype)
+            part_loss, pulled = self._readout(params, read[-1], rows, cut.columns, sums)
+            u[part] = self._pull_back(params, pulled, read, sums)
             loss = loss + part_loss
-        return HeadGradient(loss, u.view_as(h), sums.cast_like(params))
+        return HeadGradient(loss, u.view(h.shape), sums.cast_like(params))
 
-    def _chunks(self, count: int) -> Iterator[slice]:
-        size = self.rows or max(1, _CHUNK_ELEMENTS // self.out_features)
-        return (slice(start, min(start + size, count)) for start in range(0, count, size))
+    def _read(self, params: Params, rows: Tensor) -> list[Tensor]:
+        """What each layer reads."""
+        read = [rows]
+        for i in range(self.depth - 1):
+            read.append(F.linear(read[-1], params[f"{i}.weight"], params.get(f"{i}.bias")))
+        return read
 
-    def _forward(
-        self, params: Params, rows: Tensor, target: Tensor, normaliser: Tensor
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The loss, δ, and what each layer read."""
-        inputs = [rows]
-        for i in range(self.depth):
-            inputs.append(F.linear(inputs[-1], params[f"{i}.weight"], params.get(f"{i}.bias")))
-        outputs = inputs.pop()
-        loss, delta = self.output_loss.residual_(outputs.to(_accumulation(outputs.dtype)), target, normaliser)
-        return loss, delta, inputs
+    def _readout(
+        self, params: Params, x: Tensor, rows: Facts, columns: Sequence[slice], sums: _Sums
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and its derivative by what the last layer reads, collecting that layer's gradient on the way."""
+        name, loss = str(self.depth - 1), self.output_loss
+        weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
+        firsts = torch.arange(0, self.out_features, columns[0].stop, device=x.device).unbind()
+        seen, outputs = None, None
+        for block in columns:
+            outputs = _outputs(x, weight, bias, block)
+            seen = loss.look(outputs, seen)
+        assert seen is not None
+        total, pulled = loss.base(rows, seen), _Sum(torch.empty_like(x, dtype=_accumulation(x.dtype)))
+        # the last block is still in memory
+        for block, first in reversed(list(zip(columns, firsts, strict=True))):
+            if outputs is None:
+                outputs = _outputs(x, weight, bias, block)
+            part, delta = loss.residual_(outputs, first, rows, seen)
+            outputs, total = None, total + part
+            sums.collect(name, block, delta, x)
+            pulled.add_product(delta.to(weight.dtype), weight[block])
+        return total, pulled.value
 
-    def _pull_back(self, params: Params, delta: Tensor, inputs: list[Tensor], sums: _Sums) -> Tensor:
-        """From δ at the outputs to u at h, collecting each layer's gradient on the way."""
-        for i in reversed(range(self.depth)):
+    def _pull_back(self, params: Params, pulled: Tensor, read: list[Tensor], sums: _Sums) -> Tensor:
+        """From the last layer to h, collecting each layer's gradient on the way."""
+        for i in reversed(range(self.depth - 1)):
             weight = params[f"{i}.weight"]
-            if f"{i}.bias" in params:
-                sums.add(f"{i}.bias", delta.sum(dim=0))
-            delta = delta.to(weight.dtype)
-            sums.add_product(f"{i}.weight", delta.T, inputs[i])
-            delta = delta @ weight
-        return delta
+            sums.collect(str(i), slice(0, weight.shape[0]), pulled, read[i])
+            pulled = pulled.to(weight.dtype) @ weight
+        return pulled
+
+
+def _outputs(x: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -> Tensor:
+    """A block of columns of the outputs, in float32 or wider."""
+    outputs = x @ weight[block].T
+    outputs = outputs.to(_accumulation(outputs.dtype))
+    return outputs if bias is None else outputs.add_(bias[block])
+
+
+class _Sum:
+    """Products added up in place, in float32 or wider, without a zeroed start."""
+
+    def __init__(self, place: Tensor) -> None:
+        self.value = place
+        self._started = False
+
+    def add(self, value: Tensor) -> None:
+        self.value.add_(value) if self._started else self.value.copy_(value)
+        self._started = True
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        if left.dtype != self.value.dtype:
+            self.add(left @ right)
+        elif self._started:
+            self.value.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=self.value)
+            self._started = True
 
 
 class _Sums:
-    """Gradients added up over chunks, in float32 or wider, without a zeroed buffer for the first."""
+    """The layers' gradients, collected block by block of rows."""
 
-    def __init__(self) -> None:
-        self._sums: Params = {}
+    def __init__(self, params: Params) -> None:
+        self._whole = {name: torch.empty_like(p, dtype=_accumulation(p.dtype)) for name, p in params.items()}
+        self._sums: dict[tuple[str, int], _Sum] = {}
 
-    def add(self, name: str, value: Tensor) -> None:
-        value = value.to(_accumulation(value.dtype))
-        self._sums[name] = self._sums[name].add_(value) if name in self._sums else value
-
-    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        if name in self._sums and self._sums[name].dtype == left.dtype:
-            self._sums[name].addmm_(left, right)
-        else:
-            self.add(name, left @ right)
+    def collect(self, layer: str, block: slice, delta: Tensor, x: Tensor) -> None:
+        """Add δᵀ x and Σ_n δ_n to a block of a layer's rows."""
+        if f"{layer}.bias" in self._whole:
+            self._sum(f"{layer}.bias", block).add(delta.sum(dim=0))
+        self._sum(f"{layer}.weight", block).add_product(delta.T.to(x.dtype), x)
 
     def cast_like(self, params: Params) -> Params:
-        return {name: self._sums[name].to(p.dtype) for name, p in params.items()}
+        """All of them in the parameters' dtype."""
+        return {name: self._whole[name].to(p.dtype) for name, p in params.items()}
+
+    def _sum(self, name: str, block: slice) -> _Sum:
+        key = (name, block.start)
+        if key not in self._sums:
+            self._sums[key] = _Sum(self._whole[name][block])
+        return self._sums[key]
 
 
 def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-def _problems(layers: tuple[nn.Linear, ...], rows: int | None) -> list[str]:
+def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:
     found = [] if layers else ["a linear head needs at least one nn.Linear"]
     for i, (first, second) in enumerate(pairwise(layers)):
         if first.out_features != second.in_features:
             found.append(f"layer {i} gives {first.out_features} features, but layer {i + 1} reads {second.in_features}")
-    if rows is not None and rows < 1:
-        found.append(f"rows must be at least 1, got {rows}")
+    if block < 1:
+        found.append(f"block must be at least 1, got {block}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +11,19 @@ from torch import Tensor, nn
 
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
+Facts: TypeAlias = tuple[Any, ...]
+"""Tensors, or ``None``, that only the loss that made them understands."""
+
 
 class OutputLoss(nn.Module, ABC):
     """A loss over rows of outputs, L = (1/N) Σ_n l_n, with dL/d(outputs) in closed form.
 
     The normaliser N is asked for separately, so that a batch can be handed over in parts: each part
     divides by the N of the whole batch, and the parts add up.
+
+    The outputs of a row may come in blocks of columns. :meth:`look` sees every block once and gathers what has to be
+    known of whole rows; :meth:`base` and :meth:`residual_` of every block then add up to the loss, and the blocks of δ
+    make up dL/d(outputs). They are pure functions of tensors, but for the memory of ``outputs``.
     """
 
     @abstractmethod
@@ -35,8 +43,27 @@ class OutputLoss(nn.Module, ABC):
         """l_n for every row, shape ``(n,)``, for a folded target."""
 
     @abstractmethod
-    def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss (1/N) Σ_n l_n and δ = dL/d(outputs), for a folded target; overwrites ``outputs``."""
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+        """What is known of the rows before their outputs are, for a folded target and ``width`` outputs."""
+
+    @abstractmethod
+    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
+        """What is known of the rows' outputs after one more block ``(n, c)`` of them."""
+
+    @abstractmethod
+    def base(self, rows: Facts, seen: Facts) -> Tensor:
+        """The part of the loss that belongs to no block, once all are seen."""
+
+    @abstractmethod
+    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
+        """A block's part of the loss and its δ; overwrites ``outputs``.
+
+        Args:
+            outputs: The block, shape ``(n, c)``.
+            first: Its first column, a 0-d integer tensor.
+            rows: From :meth:`rows`.
+            seen: From :meth:`look`, all blocks seen.
+        """
 
     @abstractmethod
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
@@ -92,26 +119,46 @@ class CrossEntropy(OutputLoss):
         """l_n, zero for ignored rows."""
         return self._cross_entropy(outputs, target, "none")
 
-    def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-        """δ = ((Σ_c a_c) p - a) / N, built in the memory of the logits."""
-        weight = self._row_weight(target, outputs.dtype) / normaliser.to(outputs.dtype)
-        counted = (target != self.ignore_index).to(outputs.dtype) / normaliser.to(outputs.dtype)
-        index = target.clamp(0, outputs.shape[1] - 1).unsqueeze(1)
-        spread = self._spread(outputs)
-        mass = (1 - self.label_smoothing) * weight
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+        """Labels and weights, divided by N."""
+        scale = normaliser.to(dtype)
+        weight = (1 - self.label_smoothing) * self._row_weight(target, dtype) / scale
+        if self.label_smoothing == 0.0:
+            return _Labels(target, weight, weight, None)
+        share = (target != self.ignore_index).to(dtype) / scale
+        spread = self._spread(width, weight)
+        return _Labels(target, weight, weight + share * spread.sum(), (share, spread))
+
+    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
+        """m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n), over the blocks so far."""
+        peak = outputs.amax(dim=1)
+        if seen is not None:
+            peak = torch.maximum(peak, seen[0])
+        total = outputs.sub(peak.unsqueeze(1)).exp_().sum(dim=1)
+        return (peak, total if seen is None else total + seen[1] * (seen[0] - peak).exp())
+
+    def base(self, rows: Facts, seen: Facts) -> Tensor:
+        """(1/N) Σ_n (Σ_c a_nc) log S_n."""
+        loss: Tensor = (_Labels(*rows).mass * seen[1].log()).sum()
+        return loss
+
+    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
+        """-(1/N) Σ_n Σ_c a_nc (z_nc - m_n), and δ = ((Σ_c a_c) p - a) / N, over the block's columns c."""
+        labels, (peak, total), width = _Labels(*rows), seen, outputs.shape[1]
+        column = labels.label - first
+        weight = labels.weight * ((column >= 0) & (column < width))
+        column = column.clamp(0, width - 1).unsqueeze(1)
         # the maximum comes off first: differences of large logits keep their digits
-        outputs.sub_(outputs.amax(dim=1, keepdim=True))
-        expected = mass * outputs.gather(1, index).squeeze(1)
-        if spread is not None:
-            expected = expected + counted * (outputs @ spread)
-            mass = mass + counted * spread.sum()
-        total = outputs.exp_().sum(dim=1)
-        loss = (mass * total.log() - expected).sum()
-        outputs.mul_((mass / total).unsqueeze(1))
-        outputs.scatter_add_(1, index, -((1 - self.label_smoothing) * weight).unsqueeze(1))
-        if spread is not None:
-            outputs.addr_(counted, spread, alpha=-1)
-        return loss, outputs
+        outputs.sub_(peak.unsqueeze(1))
+        expected = (weight * outputs.gather(1, column).squeeze(1)).sum()
+        if labels.smoothing is None:
+            outputs.exp_().mul_((labels.mass / total).unsqueeze(1))
+        else:
+            share, spread = labels.smoothing
+            spread = spread[first + torch.arange(width, device=outputs.device)]
+            expected = expected + (share * (outputs @ spread)).sum()
+            outputs.exp_().mul_((labels.mass / total).unsqueeze(1)).addr_(share, spread, alpha=-1)
+        return -expected, outputs.scatter_add_(1, column, -weight.unsqueeze(1))
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:  # noqa: ARG002
         """One class index for each row of outputs."""
@@ -162,13 +209,26 @@ class CrossEntropy(OutputLoss):
         classes = target.clamp(0, self.class_weights.shape[0] - 1)
         return counted * self.class_weights.to(counted)[classes]
 
-    def _spread(self, outputs: Tensor) -> Tensor | None:
-        """(s / C) w_c, what smoothing puts on every class; ``None`` without smoothing."""
-        if self.label_smoothing == 0.0:
-            return None
-        classes = outputs.shape[1]
-        weights = outputs.new_ones(classes) if self.class_weights is None else self.class_weights.to(outputs)
-        return weights * (self.label_smoothing / classes)
+    def _spread(self, width: int, like: Tensor) -> Tensor:
+        """(s / C) w_c, what smoothing puts on every class."""
+        weights = like.new_ones(width) if self.class_weights is None else self.class_weights.to(like)
+        return weights * (self.label_smoothing / width)
+
+
+class _Labels(NamedTuple):
+    """Cross-entropy's rows.
+
+    Attributes:
+        label: y_n.
+        weight: (1 - s) w_{y_n} / N, zero for rows that do not count.
+        mass: Σ_c a_nc / N.
+        smoothing: 1 / N for rows that count, and (s / C) w_c for every class; ``None`` without smoothing.
+    """
+
+    label: Tensor
+    weight: Tensor
+    mass: Tensor
+    smoothing: tuple[Tensor, Tensor] | None
 
 
 class SquaredError(OutputLoss):
@@ -193,10 +253,24 @@ class SquaredError(OutputLoss):
         """½ ‖ŷ_n - y_n‖²."""
         return 0.5 * (outputs - target.to(outputs.dtype)).square().sum(dim=1)
 
-    def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-        """δ = (ŷ - y) / N, built in the memory of the outputs."""
-        scale = normaliser.to(outputs.dtype)
-        outputs.sub_(target.to(outputs.dtype))
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:  # noqa: ARG002
+        """Values and N."""
+        return (target.to(dtype), normaliser.to(dtype))
+
+    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:  # noqa: ARG002
+        """Nothing: every output has its own error."""
+        return ()
+
+    def base(self, rows: Facts, seen: Facts) -> Tensor:  # noqa: ARG002
+        """Zero."""
+        return torch.zeros_like(rows[1])
+
+    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N, over the block's columns c."""
+        target, scale = rows
+        if target.shape[1] > outputs.shape[1]:
+            target = target[:, first + torch.arange(outputs.shape[1], device=outputs.device)]
+        outputs.sub_(target)
         loss = 0.5 * outputs.square().sum() / scale
         return loss, outputs.div_(scale)
 

@@ -32,6 +32,8 @@ class Replay(Generic[T]):
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: T | None = None
+        # one for all runs: every stream on which matrices are multiplied keeps tens of MiB as work space
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def captured(self) -> bool:
@@ -53,18 +55,19 @@ class Replay(Generic[T]):
 
     def _warm_up(self) -> T:
         """Run it on a stream of its own, as a capture will."""
-        here, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        assert self._aside is not None
+        here = torch.cuda.current_stream(self._device)
+        self._aside.wait_stream(here)
+        with torch.cuda.stream(self._aside):
             made = self._function()
-        here.wait_stream(aside)
+        here.wait_stream(self._aside)
         return made
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         # thread_local: the backward pass and other people's threads may allocate meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
             made = self._function()
         return graph, made
 

@@ -1,8 +1,8 @@
 """A split and an estimator whose heavy parts are compiled; everything around them stays ordinary Python.
 
 What is compiled is pure: the trunk under tangents (with forward mode *inside* the compiled function, since dual
-tensors handed into one have lost their tangents in some versions of torch), the trunk under reverse mode, the head's
-closed form and the loss. Random numbers are drawn outside. The result is the same estimate, up to rounding.
+tensors handed into one have lost their tangents in some versions of torch), the trunk under reverse mode, and the
+loss with its closed form. Random numbers are drawn outside. The result is the same estimate, up to rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch.func import functional_call
 from splitfg._split import Split
 from splitfg.engines import ForwardMode
 from splitfg.estimators import CheckpointedBackprop, Estimator, ForwardGradient, SplitFG
-from splitfg.heads import Head, LinearHead, OutputLoss
-from splitfg.types import Engine, HeadGradient, Params, TrunkFunction
+from splitfg.heads import LinearHead, OutputLoss
+from splitfg.heads._losses import Facts
+from splitfg.types import Engine, Params, TrunkFunction
 
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """From a function to its compiled twin."""
@@ -51,11 +52,15 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
 
 
 def _twin(split: Split, trunk: nn.Module, compile_: Compile) -> Split:
-    head = CompiledHead(split.head, compile_) if isinstance(split.head, LinearHead) else split.head
+    head = _compiled_head(split.head, compile_) if isinstance(split.head, LinearHead) else split.head
     twin = Split(trunk, head, tied=split.tied, model=split.model)
     # the original is asked whether it agrees with its model: asking the twin would compile it for evaluation too
     twin.examined = True
     return twin
+
+
+def _compiled_head(head: LinearHead, compile_: Compile) -> LinearHead:
+    return LinearHead(*head.layers, loss=_CompiledLoss(head.output_loss, compile_), block=head.block)
 
 
 class CompiledEngine:
@@ -109,50 +114,17 @@ def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...]) -> Any
     return functional_call(trunk, params, inputs)
 
 
-class CompiledHead(Head):
-    """A linear head whose closed form and loss are compiled.
-
-    Args:
-        head: Kept and shared.
-        compile_: What compiles a function.
-    """
-
-    def __init__(self, head: LinearHead, compile_: Compile = whole) -> None:
-        super().__init__(_CompiledLoss(head.output_loss, compile_))
-        self.inner = head
-        self._run = compile_(head._exact)
-
-    @property
-    def in_features(self) -> int:
-        """As the head's."""
-        return self.inner.in_features
-
-    @property
-    def out_features(self) -> int:
-        """As the head's."""
-        return self.inner.out_features
-
-    @property
-    def reverse_mode(self) -> bool:
-        """Never, as the head."""
-        return False
-
-    def outputs(self, params: Params, h: Tensor) -> Tensor:
-        """As the head's."""
-        return self.inner.outputs({name.removeprefix("inner."): p for name, p in params.items()}, h)
-
-    def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        found = self._run(h, target, normaliser)
-        return HeadGradient(found.loss, found.u, {f"inner.{name}": g for name, g in found.grads.items()})
-
-
 class _CompiledLoss(OutputLoss):
-    """A loss whose sum over rows, the part that reverse mode goes through, is compiled."""
+    """A loss whose arithmetic on outputs is compiled: passes over memory become one.
+
+    Matrix products stay as they are: they write where their result is wanted, which compiled code does by copying.
+    """
 
     def __init__(self, loss: OutputLoss, compile_: Compile) -> None:
         super().__init__()
         self.inner = loss
-        self._summed = compile_(loss.summed)
+        self._summed, self._look = compile_(loss.summed), compile_(loss.look)
+        self._residual = compile_(_residual(loss))
 
     def fold(self, target: Tensor, width: int) -> Tensor:
         return self.inner.fold(target, width)
@@ -170,11 +142,31 @@ class _CompiledLoss(OutputLoss):
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self.inner.rowwise(outputs, target)
 
-    def residual_(self, outputs: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner.residual_(outputs, target, normaliser)
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+        return self.inner.rows(target, normaliser, width, dtype)
+
+    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
+        found: Facts = self._look(outputs, seen)
+        return found
+
+    def base(self, rows: Facts, seen: Facts) -> Tensor:
+        return self.inner.base(rows, seen)
+
+    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
+        loss, delta = self._residual(outputs, first, rows, seen)
+        return loss, delta
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         return self.inner.shape_problems(leading, width, target)
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:
         return self.inner.value_problems(width, target)
+
+
+def _residual(loss: OutputLoss) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A loss's residual in memory of its own: in compiled code, writing over an argument costs a copy."""
+
+    def residual(outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
+        return loss.residual_(outputs.clone(), first, rows, seen)
+
+    return residual

@@ -53,7 +53,7 @@ def make_split(config: Language, seed: int, device: torch.device) -> Split:
     if config.light:
         _keep_light(trunk)
     tied = Tied.EXCLUDE if config.tied == "exclude" else Tied.INCLUDE
-    return Split(trunk, LinearHead(trunk.tied_linear(), rows=config.rows), tied=tied)
+    return Split(trunk, LinearHead(trunk.tied_linear(), block=config.block), tied=tied)
 
 
 def make_learner(

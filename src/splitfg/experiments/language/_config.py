@@ -77,7 +77,7 @@ class Language:
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
         tied: Whether tangents reach the token table in its role as lookup.
-        rows: Rows per chunk of the head.
+        block: Logits that exist at once.
         corpus: What is trained on. ``wikipedia`` is a stand-in of the same length for WikiText-103's training split;
             both are evaluated on WikiText-103's own validation split. ``synthetic`` is random and for tests.
         evaluations: Full passes over the validation split.
@@ -105,7 +105,7 @@ class Language:
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include"] = "exclude"
-    rows: int | None = 256
+    block: int = 2**22
     corpus: Literal["wikipedia", "wikitext103", "synthetic"] = "wikipedia"
     evaluations: int = 40
     checkpoints: int = 4

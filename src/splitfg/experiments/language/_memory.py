@@ -34,10 +34,10 @@ def explaining_memory(config: Language, split: Split, windows: Windows) -> Itera
 def _advice(config: Language, split: Split, windows: Windows) -> str:
     method = config.method
     if not isinstance(method, SplitFGMethod | PureFGMethod):
-        return "A smaller batch or model.context, or fewer rows of the head at a time (rows=64), take less."
+        return "A smaller batch or model.context, or fewer logits at once (block=1048576), take less."
     chunk = fitting_chunk(method.chunk or method.K, lambda c: _fits(replace(method, chunk=c), config, split, windows))
     if chunk is None:
-        return "Not even chunk=1 fits: use a smaller batch, model.context or rows."
+        return "Not even chunk=1 fits: use a smaller batch, model.context or block."
     return f"method.chunk={chunk} fits: it gives the same estimate, {chunk} of {method.K} tangents at a time."
 
 

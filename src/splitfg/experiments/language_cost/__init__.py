@@ -9,6 +9,7 @@ from splitfg.experiments.language import Sizes
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
 
 TANGENTS = (1, 2, 4, 8, 32)
+BLOCKS = (20, 24, 25)
 BACKPROPS = {
     "backprop": "Backprop",
     "backprop-chunked": "Backprop, the same chunked head",
@@ -20,16 +21,16 @@ DEPTHS = (4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024)
 
 
-def split_fg(K: int, chunk: int, rows: int | None = None) -> str:
-    """The name of a Split-FG variant: K tangents, ``chunk`` at a time, ``rows`` of the head at a time."""
-    return f"split_fg-k{K}-chunk{chunk}" + ("" if rows is None else f"-rows{rows}")
+def split_fg(K: int, chunk: int, block: int | None = None) -> str:
+    """The name of a Split-FG variant: K tangents, ``chunk`` at a time, 2^``block`` logits at a time."""
+    return f"split_fg-k{K}-chunk{chunk}" + ("" if block is None else f"-block{block}")
 
 
 VARIANTS = (
     *BACKPROPS,
     "frozen",
     *dict.fromkeys(split_fg(K, chunk) for K in TANGENTS for chunk in (1, K)),
-    *(split_fg(4, 4, rows) for rows in (64, 128, 512)),
+    *(split_fg(4, 4, block) for block in BLOCKS),
 )
 
 
@@ -41,7 +42,7 @@ class Cost:
         variants: What is measured, by name.
         model: Sizes.
         batch: Windows per step.
-        rows: Rows of the head at a time, where the variant does not say.
+        block: Logits that exist at once, as a power of two, where the variant does not say.
         step: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
         blocks: Blocks of steps that are timed; the variants take turns, and the median block counts.
         steps: Steps in a block.
@@ -51,7 +52,7 @@ class Cost:
     variants: tuple[str, ...] = VARIANTS
     model: Sizes = field(default_factory=Sizes)
     batch: int = 4
-    rows: int = 256
+    block: int = 22
     step: Literal["compiled", "captured", "eager"] = "compiled"
     blocks: int = 7
     steps: int = 100
@@ -72,7 +73,7 @@ _ROWS = (  # label, variant, the paper's milliseconds and MiB
         )
     ),
     *((f"Split-FG, K = {K}, all at once", split_fg(K, K), None, None) for K in TANGENTS if K > 1),
-    *((f"Split-FG, K = 4, all at once, head by {r} rows", split_fg(4, 4, r), None, None) for r in (64, 128, 512)),
+    *((f"Split-FG, K = 4, all at once, 2^{b} logits", split_fg(4, 4, b), None, None) for b in BLOCKS),
 )
 
 
@@ -149,7 +150,7 @@ EXPERIMENT = Experiment(
         "variants=backprop,backprop-both,frozen,split_fg-k2-chunk1,split_fg-k2-chunk2",
         "blocks=1",
         "steps=1",
-        "rows=4",
+        "block=5",
         "batch=2",
         "model.layers=1",
         "model.width=8",

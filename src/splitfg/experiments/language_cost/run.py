@@ -7,6 +7,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import torch
 
@@ -25,7 +27,8 @@ Step = Callable[[], object]
 
 _MIB = 2**20
 # Optimizer state appears in the first step, and a captured step is captured in the fourth.
-_BEFORE, _MEASURED = 3, 2
+_BEFORE, _MEASURED = 4, 2
+_SIDE_BY_SIDE = 6
 _BACKPROPS: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-chunked": Backprop(closed_head=True),
@@ -37,55 +40,69 @@ _BACKPROPS: dict[str, Estimator] = {
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Milliseconds and MiB of every variant, and their ratios to backprop."""
     steps: dict[str, Step] = {}
-    metrics: dict[str, float] = {}
+    metrics = _peaks(config, seed, run) if run.device.type == "cuda" else {}
     # every variant is compiled from the same few functions, more often than torch expects
     with matmul_precision(config.matmul), torch._dynamo.config.patch(recompile_limit=256):
         for i, name in enumerate(config.variants):
             run.progress(i, len(config.variants))
             try:
-                steps[name], found = measure(name, config, seed, run.device)
+                steps[name] = _warm(name, config, seed, run.device)[0]
             except (RuntimeError, SplitError) as error:
                 # one variant that does not fit or does not compile leaves the others their numbers
-                run.note(f"{name} was not measured: {error}")
-                continue
-            metrics |= {f"{what}/{name}": value for what, value in found.items()}
+                run.note(f"{name} was not timed: {error}")
         metrics |= {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
     return metrics | against_backprop(metrics)
 
 
-def measure(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, dict[str, float]]:
-    """The step of a variant, ready to be timed, and its peak memory where torch counts it."""
+def _peaks(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
+    """Peak memory of every variant, each in a process of its own: what others leave behind changes the figure."""
+    found: dict[str, float] = {}
+    with ProcessPoolExecutor(_SIDE_BY_SIDE, get_context("spawn"), max_tasks_per_child=1) as pool:
+        jobs = {name: pool.submit(peak, name, config, seed, str(run.device)) for name in config.variants}
+        for name, job in jobs.items():
+            try:
+                found |= {f"{what}/{name}": value for what, value in job.result().items()}
+            except (RuntimeError, SplitError) as error:
+                run.note(f"the memory of {name} was not measured: {error}")
+    return found
+
+
+def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
+    """Peak memory of a step, and what of it is neither parameter, gradient nor moment, in MiB."""
+    with matmul_precision(config.matmul):
+        step, parameters = _warm(name, config, seed, torch.device(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        for _ in range(_MEASURED):
+            step()
+    mib = torch.cuda.max_memory_allocated(device) / _MIB
+    return {"mib": mib, "beyond": mib - 4 * 4 * parameters / _MIB}
+
+
+def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
+    """The step of a variant, compiled, captured and with optimizer state; and how many parameters there are."""
     gc.collect()
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     step, parameters = _make(name, config, seed, device)
     for _ in range(_BEFORE):
         step()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(_MEASURED):
-        step()
-    if device.type != "cuda":
-        return step, {}
-    peak = (torch.cuda.max_memory_allocated(device) - before) / _MIB
-    return step, {"mib": peak, "beyond": peak - 4 * 4 * parameters / _MIB}
+    return step, parameters
 
 
-def parse(name: str, rows: int) -> tuple[Estimator, int]:
-    """The estimator that a variant's name says, and the rows of the head at a time.
+def parse(name: str, block: int) -> tuple[Estimator, int]:
+    """The estimator that a variant's name says, and the power of two of logits that exist at once.
 
     Raises:
         RunError: There is no such variant.
     """
     if name in _BACKPROPS:
-        return _BACKPROPS[name], rows
+        return _BACKPROPS[name], block
     if name == "frozen":
-        return FrozenTrunk(), rows
-    found = re.fullmatch(r"split_fg-k(\d+)-chunk(\d+)(?:-rows(\d+))?", name)
+        return FrozenTrunk(), block
+    found = re.fullmatch(r"split_fg-k(\d+)-chunk(\d+)(?:-block(\d+))?", name)
     if found is None:
         known = ", ".join([*_BACKPROPS, "frozen"])
-        raise RunError(f"no variant is called {name!r}; there are {known} and split_fg-kK-chunkC[-rowsR]")
-    K, chunk, own_rows = found.groups()
-    return SplitFG(int(K), engine=ForwardMode(int(chunk))), int(own_rows or rows)
+        raise RunError(f"no variant is called {name!r}; there are {known} and split_fg-kK-chunkC[-blockB]")
+    K, chunk, own_block = found.groups()
+    return SplitFG(int(K), engine=ForwardMode(int(chunk))), int(own_block or block)
 
 
 def against_backprop(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -102,8 +119,8 @@ def against_backprop(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
     """A variant's training step, and how many parameters the network has."""
-    estimator, rows = parse(name, config.rows)
-    language = Language(FrozenMethod(), model=config.model, corpus="synthetic", rows=rows)
+    estimator, block = parse(name, config.block)
+    language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**block)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
     windows = DeviceWindows(load_corpus(language).train, batch=config.batch, steps=taken, device=device)
     learner = GradientLearner(split, estimator, Adam(lr=1e-6).build(split, rho=0.1))
@@ -121,7 +138,7 @@ def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[
     for _ in range(config.blocks):
         for name, step in steps.items():
             seconds = _timed(step, config.steps, run.device)
-            estimator, _ = parse(name, config.rows)
+            estimator, _ = parse(name, config.block)
             jvps = estimator.K if isinstance(estimator, SplitFG) else 0
             backward = config.steps if name in _BACKPROPS else 0
             run.count(steps=config.steps, seconds=seconds, jvps=jvps * config.steps, trunk_backward=backward)

@@ -1,0 +1,41 @@
+"""How the outputs of a batch are cut into tiles, so that few of them exist at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Matrix products on a GPU want rows of memory that begin at multiples of this many elements.
+_ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A grid over n rows and C outputs.
+
+    Attributes:
+        rows: Slices of rows.
+        columns: Slices of outputs; one slice where a tile holds whole rows.
+    """
+
+    rows: tuple[slice, ...]
+    columns: tuple[slice, ...]
+
+
+def tiles(n: int, width: int, limit: int) -> Tiles:
+    """Cut n rows of ``width`` outputs into tiles of at most ``limit`` outputs.
+
+    Whole rows where enough of them fit, since outputs in several blocks of columns are computed twice; otherwise
+    tiles that are as square as the number of rows allows, since every tile reads its rows of h and its rows of W.
+    """
+    tall = max(1, min(n, math.isqrt(limit)))
+    wide = limit // tall
+    if wide >= width:
+        return Tiles(_slices(n, max(1, limit // width)), (slice(0, width),))
+    even = math.ceil(width / math.ceil(width / wide))
+    aligned = math.ceil(even / _ALIGNED) * _ALIGNED
+    return Tiles(_slices(n, tall), _slices(width, aligned if aligned <= wide else even))
+
+
+def _slices(count: int, size: int) -> tuple[slice, ...]:
+    return tuple(slice(start, min(start + size, count)) for start in range(0, count, size))
