@@ -69,7 +69,7 @@ def _chunk_ratios(case: Case, repeats: int) -> dict[str, object]:
 
 
 def _head_ratios(case: Case, repeats: int) -> dict[str, object]:
-    """The closed-form head with 2^25 logits at once (all of them) and fewer, and against autograd on the full logits."""
+    """The closed-form head, from all logits at once (2^25) to few of them, against autograd on the full logits."""
     layer = case.split.head.layers[0]  # type: ignore[attr-defined]
 
     def closed(block: int) -> Step:

@@ -29,7 +29,7 @@ _COMPILERS = 6
 PLANS = {
     "screen": [
         "language/frozen-10",
-        *(f"language/split_fg-k4-rho{rho}-10" for rho in ("0.1", "1", "0.03", "0.3", "0.01", "0.003")),
+        *(f"language/split_fg-k4-rho{rho}-10" for rho in ("0.1", "0.003", "0.03", "1", "0.3", "0.01")),
         *(f"language/split_fg-k{K}-rho0.1-10" for K in (1, 2, 8, 32)),
         "language/backprop-adam-lr0.0015-rho1-10",
         "language/backprop-adam-lr0.0015-rho0.3-10",
@@ -41,13 +41,13 @@ PLANS = {
         "language_energy/init",
     ],
     "epoch": [
-        "language/split_fg-k4-rho0.1",
         "language/frozen",
-        "language/split_fg-k4-rho1",
+        "language/split_fg-k4-rho0.1",
         "language/split_fg-k4-rho0.03",
+        "language/split_fg-k4-rho1",
         "language/backprop",
+        "language/split_fg-k8-rho0.03",
         "language/backprop-tuned",
-        "language/split_fg-k8-rho0.1",
     ],
     "extra": [
         "language/fg-adam-k4-lr0.00045-10",

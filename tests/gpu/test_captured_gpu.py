@@ -5,29 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from _captured import METHODS, Setting, made_up_windows, optimizers
 
-from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
-from splitfg.data import Windows
-from splitfg.data.device import DeviceWindows
-from splitfg.learners import CapturedLearner
-from splitfg.models import GPT, GPTConfig
-from splitfg.recipes import (
-    SGD,
-    Adam,
-    AdamW,
-    BackpropMethod,
-    ConditionedLaw,
-    EvolutionMethod,
-    FrozenMethod,
-    MethodRecipe,
-    Muon,
-    OptimizerRecipe,
-    PureFGMethod,
-    SplitFGMethod,
-)
+from splitfg import LinearHead
+from splitfg.models import GPTConfig
+from splitfg.recipes import BackpropMethod, ConditionedLaw, FrozenMethod, SplitFGMethod
 from splitfg.training._compiled import whole
 
 pytestmark = [
@@ -37,34 +21,17 @@ pytestmark = [
 ]
 
 STEPS = 12
-WINDOWS = Windows(np.random.default_rng(0).integers(0, 500, 3000).astype(np.uint16), 32)
-
-
-def eager_learner(method: MethodRecipe, optimizer: OptimizerRecipe | None = None) -> GradientLearner:
-    config = GPTConfig(layers=2, width=64, heads=2, context=32, vocab=500)
-    trunk = GPT(config, generator=torch.Generator().manual_seed(0)).to("cuda")
-    split = Split(trunk, LinearHead(trunk.tied_linear(), block=2**12), tied=Tied.EXCLUDE)
-    estimator, magnitude = method.build()
-    built = (optimizer or Adam(lr=1e-3)).build(split, rho=0.1)
-    return GradientLearner(split, estimator, built, schedule=CosineWithWarmup(STEPS, 3), magnitude=magnitude)
-
-
-def captured_learner(*args: Any, compile_: Any = None) -> CapturedLearner:
-    batches = DeviceWindows(WINDOWS, batch=4, steps=STEPS, device=torch.device("cuda"))
-    return CapturedLearner(eager_learner(*args), horizon=STEPS, batches=batches, compile_=compile_)
-
-
-def generator() -> torch.Generator:
-    return torch.Generator("cuda").manual_seed(5)
-
-
-def take(learner: Any, g: torch.Generator, start: int = 0, stop: int = STEPS) -> list[float]:
-    def given(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = WINDOWS.step(i, 4)
-        return x.cuda(), y.cuda()
-
-    batches = learner.batch if isinstance(learner, CapturedLearner) else given
-    return [learner.step(*batches(i), generator=g).loss.item() for i in range(start, stop)]
+CONFIG = GPTConfig(layers=2, width=64, heads=2, context=32, vocab=500)
+SETTING = Setting(
+    CONFIG,
+    head=lambda layer: LinearHead(layer, block=2**12),
+    windows=made_up_windows(CONFIG, 3000),
+    batch=4,
+    steps=STEPS,
+    lr=1e-3,
+    device=torch.device("cuda"),
+)
+eager_learner, captured_learner, take, generator = SETTING.eager, SETTING.captured, SETTING.take, SETTING.generator
 
 
 def apart(first: Any, second: Any) -> float:
@@ -73,18 +40,6 @@ def apart(first: Any, second: Any) -> float:
     a, b = first.state_dict()["model"], second.state_dict()["model"]
     gap = sum((a[n] - b[n]).double().square().sum().item() for n in a)
     return (gap / sum((b[n] - start[n]).double().square().sum().item() for n in b)) ** 0.5
-
-
-METHODS = [
-    SplitFGMethod(K=3),
-    SplitFGMethod(K=3, chunk=1),
-    SplitFGMethod(K=2, law=ConditionedLaw()),
-    PureFGMethod(K=2),
-    EvolutionMethod(K=1),
-    BackpropMethod(),
-    BackpropMethod(closed_head=True),
-    FrozenMethod(),
-]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
@@ -97,7 +52,7 @@ def test_captured_steps_are_the_eager_steps(method):
     assert torch.equal(g.get_state(), h.get_state())
 
 
-@pytest.mark.parametrize("optimizer", [Adam(1e-3), AdamW(1e-3), SGD(0.1), SGD(0.1, 0.9), Muon(1e-3)], ids=repr)
+@pytest.mark.parametrize("optimizer", optimizers(1e-3), ids=repr)
 def test_with_every_optimizer(optimizer):
     eager, fast = eager_learner(SplitFGMethod(K=2), optimizer), captured_learner(SplitFGMethod(K=2), optimizer)
     take(eager, generator())

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from splitfg.errors import SplitError
 from splitfg.learners import forward_forward
-from splitfg.learners.goodness import Contrast, HardNegatives, Threshold, UniformNegatives
 from splitfg.learners.forward_forward import ForwardForward
+from splitfg.learners.goodness import Contrast, HardNegatives, Threshold, UniformNegatives
 from splitfg.models import MLP
 
 FEATURES, CLASSES, ROWS, SCALE = 5, 4, 6, 2.0

@@ -9,34 +9,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _captured import METHODS, Setting, made_up_windows, optimizers
 from torch import Tensor, nn
 
 import splitfg
-from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, SplitError, Tied
+from splitfg import GradientLearner, LinearHead, Split, SplitError
 from splitfg.data import Windows
 from splitfg.data.device import DeviceWindows
 from splitfg.learners import CapturedLearner
-from splitfg.models import GPT, GPTConfig
-from splitfg.recipes import (
-    SGD,
-    Adam,
-    AdamW,
-    BackpropMethod,
-    ConditionedLaw,
-    EvolutionMethod,
-    FrozenMethod,
-    MethodRecipe,
-    Muon,
-    OptimizerRecipe,
-    PureFGMethod,
-    SplitFGMethod,
-)
+from splitfg.models import GPTConfig
+from splitfg.recipes import Adam, BackpropMethod, ConditionedLaw, FrozenMethod, Muon, SplitFGMethod
 from splitfg.runs import RunContext, RunFolder, fit
 from splitfg.training._compiled import compiled
 
 STEPS = 10
 CPU = torch.device("cpu")
-WINDOWS = Windows(np.random.default_rng(0).integers(0, 50, 400).astype(np.uint16), 8)
+CONFIG = GPTConfig(layers=1, width=16, heads=2, context=8, vocab=50)
+WINDOWS = made_up_windows(CONFIG, 400)
+SETTING = Setting(
+    CONFIG,
+    head=lambda layer: LinearHead(layer, block=512),
+    windows=WINDOWS,
+    batch=2,
+    steps=STEPS,
+    lr=1e-2,
+    device=CPU,
+)
+eager_learner, captured_learner, take, generator = SETTING.eager, SETTING.captured, SETTING.take, SETTING.generator
 
 # the whole of torch.compile but the code generation, which takes a minute here
 aot_eager = functools.partial(torch.compile, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -46,38 +45,6 @@ aot_eager = functools.partial(torch.compile, fullgraph=True, dynamic=False, back
 def _fresh_compiler():
     yield
     torch.compiler.reset()
-
-
-def eager_learner(
-    method: MethodRecipe, optimizer: OptimizerRecipe | None = None, dtype: torch.dtype = torch.float32
-) -> GradientLearner:
-    config = GPTConfig(layers=1, width=16, heads=2, context=8, vocab=50)
-    trunk = GPT(config, generator=torch.Generator().manual_seed(0)).to(dtype)
-    split = Split(trunk, LinearHead(trunk.tied_linear(), block=512), tied=Tied.EXCLUDE)
-    estimator, magnitude = method.build()
-    optimizer = optimizer or Adam(lr=1e-2)
-    return GradientLearner(
-        split,
-        estimator,
-        optimizer.build(split, rho=0.1),
-        schedule=CosineWithWarmup(STEPS, 3),
-        magnitude=magnitude,
-    )
-
-
-def captured_learner(*args: Any, compile_: Any = None, looked_up: bool = True, **kwargs: Any) -> CapturedLearner:
-    batches = DeviceWindows(WINDOWS, batch=2, steps=STEPS, device=CPU) if looked_up else None
-    return CapturedLearner(eager_learner(*args, **kwargs), horizon=STEPS, batches=batches, compile_=compile_)
-
-
-def take(learner: Any, generator: torch.Generator, start: int = 0, stop: int = STEPS) -> list[float]:
-    own = isinstance(learner, CapturedLearner) and learner._batches is not None
-    batches = learner.batch if own else lambda i: WINDOWS.step(i, 2)
-    return [learner.step(*batches(i), generator=generator).loss.item() for i in range(start, stop)]
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
 
 
 def parameters(learner: Any) -> dict[str, Tensor]:
@@ -91,7 +58,7 @@ def assert_same(first: dict[str, Tensor], second: dict[str, Tensor], **tolerance
 
 
 class TestTheSameSteps:
-    @pytest.mark.parametrize("optimizer", [Adam(1e-2), AdamW(1e-2), SGD(0.1), SGD(0.1, 0.9), Muon(1e-2)], ids=repr)
+    @pytest.mark.parametrize("optimizer", optimizers(1e-2), ids=repr)
     def test_with_every_optimizer(self, optimizer):
         method = SplitFGMethod(K=3)
         eager, fast = eager_learner(method, optimizer), captured_learner(method, optimizer)
@@ -101,20 +68,7 @@ class TestTheSameSteps:
         loose = {"rtol": 1e-3, "atol": 3e-4} if isinstance(optimizer, Muon) else {"rtol": 1e-5, "atol": 1e-6}
         assert_same(parameters(fast), parameters(eager), **loose)
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            SplitFGMethod(K=3),
-            SplitFGMethod(K=3, chunk=1),
-            SplitFGMethod(K=2, law=ConditionedLaw()),
-            PureFGMethod(K=2),
-            EvolutionMethod(K=1),
-            BackpropMethod(),
-            BackpropMethod(closed_head=True),
-            FrozenMethod(),
-        ],
-        ids=repr,
-    )
+    @pytest.mark.parametrize("method", METHODS, ids=repr)
     def test_compiled_with_every_method(self, method):
         eager = eager_learner(method, dtype=torch.float64)
         fast = captured_learner(method, dtype=torch.float64, compile_=aot_eager)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
+
+from splitfg.models._init import linear
 
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""
@@ -27,6 +30,8 @@ class GPTConfig:
         heads: Attention heads; divides ``width``.
         context: Longest sequence T, the rows of the position table.
         vocab: Rows of the token table.
+        init: How linear layers begin. ``gpt2``: N(0, 0.02²), the residual writers (``proj``, ``out``) divided by √(2L),
+            biases 0. ``torch``: U(±1/√fan_in), biases too, as :class:`torch.nn.Linear` begins by itself.
     """
 
     layers: int = 4
@@ -34,6 +39,7 @@ class GPTConfig:
     heads: int = 4
     context: int = 128
     vocab: int = 50257
+    init: Literal["gpt2", "torch"] = "gpt2"
 
     def __post_init__(self) -> None:
         """Refuse sizes no model can have."""
@@ -41,6 +47,8 @@ class GPTConfig:
         problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
         if not problems and self.width % self.heads:
             problems.append(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.init not in ("gpt2", "torch"):
+            problems.append(f"init must be 'gpt2' or 'torch', got {self.init!r}")
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -51,7 +59,7 @@ class GPTConfig:
 
 
 PRESETS = {
-    "small8": GPTConfig(),
+    "small8": GPTConfig(init="torch"),
     "small16": GPTConfig(layers=8, width=384, heads=6, context=256),
     "medium": GPTConfig(layers=12, width=512, heads=8, context=512),
     "gpt2": GPTConfig(layers=12, width=768, heads=12, context=1024),
@@ -59,9 +67,13 @@ PRESETS = {
 """``small8`` is the paper's model; the others continue the family up to the size of GPT-2."""
 
 
-def _normal_linear(n: int, m: int, *, std: float, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with W ~ N(0, std²) and b = 0."""
+def _linear(config: GPTConfig, n: int, m: int, *, writer: bool = False, generator: torch.Generator) -> nn.Linear:
+    """A linear layer as ``config.init`` says; a ``writer`` adds to the residual stream."""
+    if config.init == "torch":
+        return linear(n, m, generator=generator)
     layer: nn.Linear = skip_init(nn.Linear, n, m, device=generator.device)
+    # 1/√(2L): the stream's variance does not grow with the number of residual writes
+    std = INIT_STD / math.sqrt(2 * config.layers) if writer else INIT_STD
     nn.init.normal_(layer.weight, std=std, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
@@ -76,8 +88,8 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = _normal_linear(config.width, 3 * config.width, std=INIT_STD, generator=generator)
-        self.proj = _normal_linear(config.width, config.width, std=_residual_std(config), generator=generator)
+        self.qkv = _linear(config, config.width, 3 * config.width, generator=generator)
+        self.proj = _linear(config, config.width, config.width, writer=True, generator=generator)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
         """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true where a query may not look."""
@@ -94,8 +106,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
         super().__init__()
-        self.fc = _normal_linear(config.width, config.hidden, std=INIT_STD, generator=generator)
-        self.out = _normal_linear(config.hidden, config.width, std=_residual_std(config), generator=generator)
+        self.fc = _linear(config, config.width, config.hidden, generator=generator)
+        self.out = _linear(config, config.hidden, config.width, writer=True, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x ``(B, T, d)`` to ``(B, T, d)``."""
@@ -124,8 +136,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The trunk of a causal transformer: token ids ``(B, T)``, int64, to h ``(B, T, width)``.
 
-    h = LN(Block_L(... Block_1(token[x] + position[:T]))). GPT-2's initialisation: every weight matrix and
-    table N(0, 0.02²), the residual writers (``proj``, ``out``) divided by √(2L), biases 0, norms 1 and 0.
+    h = LN(Block_L(... Block_1(token[x] + position[:T]))). Both tables begin as N(0, 0.02²), norms as 1 and 0, linear
+    layers as ``config.init`` says.
 
     Args:
         config: Sizes.
@@ -188,8 +200,3 @@ class GPT(nn.Module):
             )
         if problems:
             raise ValueError("; ".join(problems))
-
-
-def _residual_std(config: GPTConfig) -> float:
-    """0.02 / √(2L): the stream's variance does not grow with the number of residual writes."""
-    return INIT_STD / math.sqrt(2 * config.layers)
