@@ -55,7 +55,7 @@ class Cost:
     block: int = 22
     step: Literal["compiled", "captured", "eager"] = "compiled"
     blocks: int = 7
-    steps: int = 100
+    steps: int = 50
     matmul: Literal["high", "highest"] = "high"
 
 
