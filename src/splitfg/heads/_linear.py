@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from splitfg.errors import refuse
 from splitfg.heads._base import Head
 from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss
-from splitfg.heads._tiles import tiles
+from splitfg.heads._tiles import aligned, padded, tiles
 from splitfg.types import HeadGradient, Params
 
-# Outputs in memory at once: 16 MiB in float32, which the caches of a GPU hold.
-_BLOCK = 2**22
+# Outputs in memory at once: 64 MiB in float32.
+_BLOCK = 2**24
 
 
 class LinearHead(Head):
@@ -100,20 +100,21 @@ class LinearHead(Head):
         name, loss = str(self.depth - 1), self.output_loss
         weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
         firsts = torch.arange(0, self.out_features, columns[0].stop, device=x.device).unbind()
-        seen, outputs = None, None
+        place = x.new_empty(len(x), padded(columns[0].stop), dtype=_accumulation(x.dtype))
+        seen: Facts | None = None
         for block in columns:
-            outputs = _outputs(x, weight, bias, block)
-            seen = loss.look(outputs, seen)
+            outputs = _outputs(x, weight, block, place)
+            seen = loss.look(outputs, _part(bias, block), seen)
         assert seen is not None
-        total, pulled = loss.base(rows, seen), _Sum(torch.empty_like(x, dtype=_accumulation(x.dtype)))
-        # the last block is still in memory
-        for block, first in reversed(list(zip(columns, firsts, strict=True))):
-            if outputs is None:
-                outputs = _outputs(x, weight, bias, block)
-            part, delta = loss.residual_(outputs, first, rows, seen)
-            outputs, total = None, total + part
+        total, pulled = loss.base(rows, seen), _Sum(torch.empty_like(x, dtype=place.dtype))
+        for i, block in reversed(list(enumerate(columns))):
+            if i < len(columns) - 1:  # the last is still in its place
+                outputs = _outputs(x, weight, block, place)
+            part, spikes = loss.residual_(outputs, _part(bias, block), firsts[i], rows, seen)
+            delta = outputs if spikes is None else outputs.scatter_add_(1, *spikes)
+            total = total + part
             sums.collect(name, block, delta, x)
-            pulled.add_product(delta.to(weight.dtype), weight[block])
+            pulled.add_products(delta.to(weight.dtype), weight[block])
         return total, pulled.value
 
     def _pull_back(self, params: Params, pulled: Tensor, read: list[Tensor], sums: _Sums) -> Tensor:
@@ -125,11 +126,16 @@ class LinearHead(Head):
         return pulled
 
 
-def _outputs(x: Tensor, weight: Tensor, bias: Tensor | None, block: slice) -> Tensor:
-    """A block of columns of the outputs, in float32 or wider."""
-    outputs = x @ weight[block].T
-    outputs = outputs.to(_accumulation(outputs.dtype))
-    return outputs if bias is None else outputs.add_(bias[block])
+def _outputs(x: Tensor, weight: Tensor, block: slice, place: Tensor) -> Tensor:
+    """The product of x with a block of W's rows, put into its place."""
+    outputs = place[:, : block.stop - block.start]
+    for part in aligned(slice(0, outputs.shape[1])):
+        _Sum(outputs[:, part]).add_product(x, weight[block][part].T)
+    return outputs
+
+
+def _part(bias: Tensor | None, block: slice) -> Tensor | None:
+    return None if bias is None else bias[block]
 
 
 class _Sum:
@@ -152,6 +158,11 @@ class _Sum:
             torch.mm(left, right, out=self.value)
             self._started = True
 
+    def add_products(self, left: Tensor, right: Tensor) -> None:
+        """The product, over an inner dimension that is taken in aligned parts."""
+        for part in aligned(slice(0, left.shape[1])):
+            self.add_product(left[:, part], right[part])
+
 
 class _Sums:
     """The layers' gradients, collected block by block of rows."""
@@ -164,7 +175,10 @@ class _Sums:
         """Add δᵀ x and Σ_n δ_n to a block of a layer's rows."""
         if f"{layer}.bias" in self._whole:
             self._sum(f"{layer}.bias", block).add(delta.sum(dim=0))
-        self._sum(f"{layer}.weight", block).add_product(delta.T.to(x.dtype), x)
+        delta = delta.to(x.dtype)
+        for part in aligned(block):
+            columns = slice(part.start - block.start, part.stop - block.start)
+            self._sum(f"{layer}.weight", part).add_product(delta[:, columns].T, x)
 
     def cast_like(self, params: Params) -> Params:
         """All of them in the parameters' dtype."""

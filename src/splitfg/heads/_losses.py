@@ -14,6 +14,9 @@ _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Facts: TypeAlias = tuple[Any, ...]
 """Tensors, or ``None``, that only the loss that made them understands."""
 
+Spikes: TypeAlias = tuple[Tensor, Tensor]
+"""One entry of each row: its column and what to add there, both ``(n, 1)``."""
+
 
 class OutputLoss(nn.Module, ABC):
     """A loss over rows of outputs, L = (1/N) Σ_n l_n, with dL/d(outputs) in closed form.
@@ -21,9 +24,9 @@ class OutputLoss(nn.Module, ABC):
     The normaliser N is asked for separately, so that a batch can be handed over in parts: each part
     divides by the N of the whole batch, and the parts add up.
 
-    The outputs of a row may come in blocks of columns. :meth:`look` sees every block once and gathers what has to be
-    known of whole rows; :meth:`base` and :meth:`residual_` of every block then add up to the loss, and the blocks of δ
-    make up dL/d(outputs). They are pure functions of tensors, but for the memory of ``outputs``.
+    The outputs of a row may come in blocks of columns, without their bias. :meth:`look` sees every block once and
+    gathers what has to be known of whole rows; :meth:`base` and :meth:`residual_` of every block then add up to the
+    loss, and the blocks of δ make up dL/d(outputs).
     """
 
     @abstractmethod
@@ -47,19 +50,22 @@ class OutputLoss(nn.Module, ABC):
         """What is known of the rows before their outputs are, for a folded target and ``width`` outputs."""
 
     @abstractmethod
-    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
-        """What is known of the rows' outputs after one more block ``(n, c)`` of them."""
+    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
+        """What is known of the rows after one more block of outputs ``(n, c)``, which lack their bias ``(c,)``."""
 
     @abstractmethod
     def base(self, rows: Facts, seen: Facts) -> Tensor:
         """The part of the loss that belongs to no block, once all are seen."""
 
     @abstractmethod
-    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
-        """A block's part of the loss and its δ; overwrites ``outputs``.
+    def residual_(
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+    ) -> tuple[Tensor, Spikes | None]:
+        """A block's part of the loss; turns ``outputs`` into its δ, but for the spikes still to be added.
 
         Args:
             outputs: The block, shape ``(n, c)``.
+            bias: The bias ``(c,)`` that it lacks.
             first: Its first column, a 0-d integer tensor.
             rows: From :meth:`rows`.
             seen: From :meth:`look`, all blocks seen.
@@ -129,12 +135,13 @@ class CrossEntropy(OutputLoss):
         spread = self._spread(width, weight)
         return _Labels(target, weight, weight + share * spread.sum(), (share, spread))
 
-    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
+    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
         """m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n), over the blocks so far."""
-        peak = outputs.amax(dim=1)
+        logits = outputs.clone() if bias is None else outputs + bias
+        peak = logits.amax(dim=1)
         if seen is not None:
             peak = torch.maximum(peak, seen[0])
-        total = outputs.sub(peak.unsqueeze(1)).exp_().sum(dim=1)
+        total = logits.sub_(peak.unsqueeze(1)).exp_().sum(dim=1)
         return (peak, total if seen is None else total + seen[1] * (seen[0] - peak).exp())
 
     def base(self, rows: Facts, seen: Facts) -> Tensor:
@@ -142,12 +149,16 @@ class CrossEntropy(OutputLoss):
         loss: Tensor = (_Labels(*rows).mass * seen[1].log()).sum()
         return loss
 
-    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
+    def residual_(
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+    ) -> tuple[Tensor, Spikes | None]:
         """-(1/N) Σ_n Σ_c a_nc (z_nc - m_n), and δ = ((Σ_c a_c) p - a) / N, over the block's columns c."""
         labels, (peak, total), width = _Labels(*rows), seen, outputs.shape[1]
         column = labels.label - first
         weight = labels.weight * ((column >= 0) & (column < width))
         column = column.clamp(0, width - 1).unsqueeze(1)
+        if bias is not None:
+            outputs.add_(bias)
         # the maximum comes off first: differences of large logits keep their digits
         outputs.sub_(peak.unsqueeze(1))
         expected = (weight * outputs.gather(1, column).squeeze(1)).sum()
@@ -158,7 +169,7 @@ class CrossEntropy(OutputLoss):
             spread = spread[first + torch.arange(width, device=outputs.device)]
             expected = expected + (share * (outputs @ spread)).sum()
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1)).addr_(share, spread, alpha=-1)
-        return -expected, outputs.scatter_add_(1, column, -weight.unsqueeze(1))
+        return -expected, (column, -weight.unsqueeze(1))
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:  # noqa: ARG002
         """One class index for each row of outputs."""
@@ -257,7 +268,7 @@ class SquaredError(OutputLoss):
         """Values and N."""
         return (target.to(dtype), normaliser.to(dtype))
 
-    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:  # noqa: ARG002
+    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:  # noqa: ARG002
         """Nothing: every output has its own error."""
         return ()
 
@@ -265,14 +276,22 @@ class SquaredError(OutputLoss):
         """Zero."""
         return torch.zeros_like(rows[1])
 
-    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+    def residual_(
+        self,
+        outputs: Tensor,
+        bias: Tensor | None,
+        first: Tensor,
+        rows: Facts,
+        seen: Facts,  # noqa: ARG002
+    ) -> tuple[Tensor, Spikes | None]:
         """1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N, over the block's columns c."""
         target, scale = rows
         if target.shape[1] > outputs.shape[1]:
             target = target[:, first + torch.arange(outputs.shape[1], device=outputs.device)]
-        outputs.sub_(target)
+        outputs.sub_(target if bias is None else target - bias)
         loss = 0.5 * outputs.square().sum() / scale
-        return loss, outputs.div_(scale)
+        outputs.div_(scale)
+        return loss, None
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         """The shape of the outputs."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Matrix products on a GPU want rows of memory that begin at multiples of this many elements.
-_ALIGNED = 64
+# Matrix products on a GPU are fast where sizes and rows of memory are multiples of so many elements.
+ALIGNED = 64
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,18 @@ def tiles(n: int, width: int, limit: int) -> Tiles:
     if wide >= width:
         return Tiles(_slices(n, max(1, limit // width)), (slice(0, width),))
     even = math.ceil(width / math.ceil(width / wide))
-    aligned = math.ceil(even / _ALIGNED) * _ALIGNED
-    return Tiles(_slices(n, tall), _slices(width, aligned if aligned <= wide else even))
+    return Tiles(_slices(n, tall), _slices(width, padded(even) if padded(even) <= wide else even))
+
+
+def aligned(block: slice) -> tuple[slice, ...]:
+    """A block of columns as one of an aligned width and a narrow rest."""
+    cut = block.stop - (block.stop - block.start) % ALIGNED
+    return tuple(part for part in (slice(block.start, cut), slice(cut, block.stop)) if part.start < part.stop)
+
+
+def padded(width: int) -> int:
+    """The next multiple of the alignment, for widths that are worth it."""
+    return width if width < ALIGNED else math.ceil(width / ALIGNED) * ALIGNED
 
 
 def _slices(count: int, size: int) -> tuple[slice, ...]:

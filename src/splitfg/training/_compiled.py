@@ -20,7 +20,7 @@ from splitfg._split import Split
 from splitfg.engines import ForwardMode
 from splitfg.estimators import CheckpointedBackprop, Estimator, ForwardGradient, SplitFG
 from splitfg.heads import LinearHead, OutputLoss
-from splitfg.heads._losses import Facts
+from splitfg.heads._losses import Facts, Spikes
 from splitfg.types import Engine, Params, TrunkFunction
 
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -115,16 +115,15 @@ def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...]) -> Any
 
 
 class _CompiledLoss(OutputLoss):
-    """A loss whose arithmetic on outputs is compiled: passes over memory become one.
+    """A loss whose passes over the outputs are compiled: several become one.
 
-    Matrix products stay as they are: they write where their result is wanted, which compiled code does by copying.
+    Matrix products stay as they are: they write where their result is wanted, compiled code would copy it there.
     """
 
     def __init__(self, loss: OutputLoss, compile_: Compile) -> None:
         super().__init__()
         self.inner = loss
-        self._summed, self._look = compile_(loss.summed), compile_(loss.look)
-        self._residual = compile_(_residual(loss))
+        self._summed, self._look, self._residual = (compile_(f) for f in (loss.summed, loss.look, loss.residual_))
 
     def fold(self, target: Tensor, width: int) -> Tensor:
         return self.inner.fold(target, width)
@@ -145,28 +144,21 @@ class _CompiledLoss(OutputLoss):
     def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
         return self.inner.rows(target, normaliser, width, dtype)
 
-    def look(self, outputs: Tensor, seen: Facts | None) -> Facts:
-        found: Facts = self._look(outputs, seen)
+    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
+        found: Facts = self._look(outputs, bias, seen)
         return found
 
     def base(self, rows: Facts, seen: Facts) -> Tensor:
         return self.inner.base(rows, seen)
 
-    def residual_(self, outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
-        loss, delta = self._residual(outputs, first, rows, seen)
-        return loss, delta
+    def residual_(
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+    ) -> tuple[Tensor, Spikes | None]:
+        found: tuple[Tensor, Spikes | None] = self._residual(outputs, bias, first, rows, seen)
+        return found
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         return self.inner.shape_problems(leading, width, target)
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:
         return self.inner.value_problems(width, target)
-
-
-def _residual(loss: OutputLoss) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A loss's residual in memory of its own: in compiled code, writing over an argument costs a copy."""
-
-    def residual(outputs: Tensor, first: Tensor, rows: Facts, seen: Facts) -> tuple[Tensor, Tensor]:
-        return loss.residual_(outputs.clone(), first, rows, seen)
-
-    return residual

@@ -110,7 +110,7 @@ class Language:
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include"] = "exclude"
-    block: int = 2**22
+    block: int = 2**24
     corpus: Literal["wikipedia", "wikitext103", "synthetic"] = "wikipedia"
     evaluations: int = 40
     checkpoints: int = 4

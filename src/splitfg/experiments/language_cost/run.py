@@ -27,7 +27,7 @@ Step = Callable[[], object]
 
 _MIB = 2**20
 # Optimizer state appears in the first step, and a captured step is captured in the fourth.
-_BEFORE, _MEASURED = 4, 2
+_BEFORE, _MEASURED = 3, 2
 _SIDE_BY_SIDE = 6
 _BACKPROPS: dict[str, Estimator] = {
     "backprop": Backprop(),
@@ -38,28 +38,39 @@ _BACKPROPS: dict[str, Estimator] = {
 
 
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Milliseconds and MiB of every variant, and their ratios to backprop."""
+    """Milliseconds or MiB of every variant, and their ratios to backprop."""
+    metrics = (_times if config.measure == "time" else _peaks)(config, seed, run)
+    return metrics | against_backprop(metrics)
+
+
+def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
+    """Median milliseconds of every variant's step."""
     steps: dict[str, Step] = {}
-    metrics = _peaks(config, seed, run) if run.device.type == "cuda" else {}
     # every variant is compiled from the same few functions, more often than torch expects
     with matmul_precision(config.matmul), torch._dynamo.config.patch(recompile_limit=256):
         for i, name in enumerate(config.variants):
             run.progress(i, len(config.variants))
             try:
-                steps[name] = _warm(name, config, seed, run.device)[0]
+                steps[name], _ = _warm(name, config, seed, run.device)
             except (RuntimeError, SplitError) as error:
                 # one variant that does not fit or does not compile leaves the others their numbers
                 run.note(f"{name} was not timed: {error}")
-        metrics |= {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
-    return metrics | against_backprop(metrics)
+        return {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
 
 
 def _peaks(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
-    """Peak memory of every variant, each in a process of its own: what others leave behind changes the figure."""
+    """Peak memory of every variant.
+
+    Raises:
+        RunError: There is no GPU, on which alone torch counts memory.
+    """
+    if run.device.type != "cuda":
+        raise RunError("memory can only be measured on a GPU: pass --device cuda where there is one")
     found: dict[str, float] = {}
     with ProcessPoolExecutor(_SIDE_BY_SIDE, get_context("spawn"), max_tasks_per_child=1) as pool:
         jobs = {name: pool.submit(peak, name, config, seed, str(run.device)) for name in config.variants}
-        for name, job in jobs.items():
+        for i, (name, job) in enumerate(jobs.items()):
+            run.progress(i, len(jobs))
             try:
                 found |= {f"{what}/{name}": value for what, value in job.result().items()}
             except (RuntimeError, SplitError) as error:
@@ -79,7 +90,7 @@ def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
 
 
 def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
-    """The step of a variant, compiled, captured and with optimizer state; and how many parameters there are."""
+    """The step of a variant, compiled and about to be captured, and how many parameters there are."""
     gc.collect()
     step, parameters = _make(name, config, seed, device)
     for _ in range(_BEFORE):
