@@ -59,7 +59,7 @@ class GPTConfig:
 
 
 PRESETS = {
-    "small8": GPTConfig(init="torch"),
+    "small8": GPTConfig(),
     "small16": GPTConfig(layers=8, width=384, heads=6, context=256),
     "medium": GPTConfig(layers=12, width=512, heads=8, context=512),
     "gpt2": GPTConfig(layers=12, width=768, heads=12, context=1024),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splitfg.experiments.language import SMOKE, TENTH, Language
+from splitfg.experiments.language import SMOKE, TENTH, Language, Sizes
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Table
 from splitfg.recipes import BackpropMethod, FrozenMethod, SplitFGMethod
 
@@ -29,7 +29,14 @@ def _trained(method: SplitFGMethod | BackpropMethod, rho: float) -> Energy:
     return Energy(training, trained=True)
 
 
-_ROWS = (("At initialisation", "init"), ("After 10% of an epoch, Split-FG", "split_fg"), ("... backprop", "backprop"))
+_ROWS = (
+    ("At initialisation", "init"),
+    ("... linear layers as torch begins them", "init-torch"),
+    ("After 10% of an epoch, Split-FG", "split_fg"),
+    ("... backprop", "backprop"),
+)
+_PAPER = ("init", "init-torch")
+_TORCH = Energy(Language(FrozenMethod(), model=Sizes(init="torch")))
 
 EXPERIMENT = Experiment(
     name="language_energy",
@@ -38,6 +45,7 @@ EXPERIMENT = Experiment(
     runner="splitfg.experiments.language_energy.run:run",
     presets=(
         Preset("init", "At initialisation", Energy()),
+        Preset("init-torch", "At initialisation, linear layers as torch begins them", _TORCH),
         Preset("split_fg", "Over Split-FG training, K = 4, rho = 0.1", _trained(SplitFGMethod(K=4), 0.1)),
         Preset("backprop", "Over backprop training", _trained(BackpropMethod(), 1.0)),
     ),
@@ -50,10 +58,10 @@ EXPERIMENT = Experiment(
                 Row(
                     label,
                     (
-                        Cell(name, "trunk_share", Paper(0.74) if name == "init" else None),
+                        Cell(name, "trunk_share", Paper(0.74) if name in _PAPER else None),
                         Cell(name, "trunk_share_readout"),
-                        Cell(name, "coordinate_reduction", Paper(1.35) if name == "init" else None),
-                        Cell(name, "total_reduction", Paper(6.8) if name == "init" else None),
+                        Cell(name, "coordinate_reduction", Paper(1.35) if name in _PAPER else None),
+                        Cell(name, "total_reduction", Paper(6.8) if name in _PAPER else None),
                     ),
                 )
                 for label, name in _ROWS
