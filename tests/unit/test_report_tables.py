@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from splitfg.runs.record import RunReport
 from splitfg.runs.results import RunRecord
 
 PRESETS = ("a", "b", "c", "d", "e", "f")
+EXPERIMENT = Experiment("e", "E", "here", "m:f", ())
 
 
 def run(
@@ -149,16 +151,25 @@ class TestOverrides:
 
     def test_changes_name_nested_fields_and_ignore_how_a_number_is_written(self):
         config = Config(step=Step(lr=1.0))
-        assert config_changes(config, config_json(config)) == ()
+        assert config_changes(EXPERIMENT, config, config_json(config)) == ()
         same = config_json(config) | {"step": {"type": "Step", "lr": 1, "rho": 1}}
-        assert config_changes(config, same) == ()
+        assert config_changes(EXPERIMENT, config, same) == ()
         changed = config_json(config) | {"step": {"type": "Step", "lr": 1.0, "rho": 0.03}}
-        assert config_changes(config, changed) == ("step.rho=0.03 (preset: 1.0)",)
+        assert config_changes(EXPERIMENT, config, changed) == ("step.rho=0.03 (preset: 1.0)",)
 
     def test_fields_that_came_or_went_are_changes(self):
         recorded = config_json(Config()) | {"clip": 1.0}
         del recorded["K"]
-        assert set(config_changes(Config(), recorded)) == {"K=absent (preset: 8)", "clip=1.0 (preset: absent)"}
+        found = config_changes(EXPERIMENT, Config(), recorded)
+        assert set(found) == {"K=absent (preset: 8)", "clip=1.0 (preset: absent)"}
+
+    def test_an_experiment_says_which_fields_are_immaterial_and_what_held_before_a_field(self):
+        recorded = config_json(Config()) | {"clip": 1.0}
+        del recorded["K"]
+        forgiving = replace(EXPERIMENT, immaterial=("clip",), earlier=(("K", 8),))
+        assert config_changes(forgiving, Config(), recorded) == ()
+        assert config_changes(replace(forgiving, earlier=(("K", 4),)), Config(), recorded) == ("K=4 (preset: 8)",)
+        assert config_changes(forgiving, Config(), recorded | {"K": 2}) == ("K=2 (preset: 8)",)
 
 
 class TestDigits:

@@ -50,6 +50,17 @@ def test_a_run_made_again_replaces_what_it_recorded(tmp_path: Path) -> None:
     assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 2.0}]
 
 
+def test_results_from_another_machine_are_folded_in(tmp_path: Path) -> None:
+    add_results([finished(tmp_path / "there", seed, metrics={"error": 2.0}) for seed in (0, 1)], tmp_path / "theirs")
+    add_results([finished(tmp_path / "here", metrics={"error": 1.0})], tmp_path / "ours")
+    add_results([], tmp_path / "ours", files=[tmp_path / "theirs" / "tiny.json"])
+    found = read_results(tmp_path / "ours" / "tiny.json")
+    assert [(run.report.seed, run.report.metrics, len(run.curve)) for run in found] == [
+        (0, {"error": 2.0}, 1),
+        (1, {"error": 2.0}, 1),
+    ]
+
+
 def test_a_damaged_results_file_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "results" / "tiny.json"
     path.parent.mkdir()

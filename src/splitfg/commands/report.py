@@ -48,7 +48,7 @@ def add(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Run folders, or folders of them; all finished runs if none.",
+            help="Run folders, folders of them, or results files from another machine; all finished runs if none.",
             autocompletion=complete_runs,
         ),
     ] = None,
@@ -56,12 +56,14 @@ def add(
     results: Results = DEFAULT_RESULTS,
 ) -> None:
     """Fold finished runs into results/EXPERIMENT.json."""
-    folders = find_runs(runs, names or [])
-    finished = [folder for folder in folders if folder.finished]
+    files = [Path(name) for name in names or [] if Path(name).is_file()]
+    named = [name for name in names or [] if not Path(name).is_file()]
+    folders = find_runs(runs, named) if named or not files else []
     for folder in folders:
         if not folder.finished:
             typer.secho(f"left out, not finished: {folder.path}", fg="yellow", err=True)
-    if not finished:
+    finished = [folder for folder in folders if folder.finished]
+    if not finished and not files:
         raise UsageError(f"there are no finished runs in {runs}")
-    for path in add_results(finished, results):
+    for path in add_results(finished, results, files=files):
         typer.echo(f"written: {path}")

@@ -143,6 +143,9 @@ class Experiment:
         source: Where in the paper (``Table 7, Appendix B``), or what is new here.
         runner: ``module:function`` that runs one preset; imported only when something runs.
         smoke: Overrides under which any of its presets takes two steps, so that a test can run all of them.
+        immaterial: Fields of the config, earlier ones too, that change what a run costs but not what it finds: a run
+            that differs in them alone is a run of the preset.
+        earlier: Fields, and what they amounted to before there were any, for runs recorded then.
     """
 
     name: str
@@ -153,6 +156,8 @@ class Experiment:
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     smoke: tuple[str, ...] = ("steps=2",)
+    immaterial: tuple[str, ...] = ()
+    earlier: tuple[tuple[str, Any], ...] = ()
 
     def preset(self, name: str) -> Preset:
         """The preset of that name."""

@@ -95,13 +95,14 @@ class CapturedLearner:
         if self._fast is self._eager:
             return
         self._take(x, y)
-        batch = self._look_up()
         state = generator.get_state()
-        expected = self._eager.estimate(*batch, generator=generator)
-        generator.set_state(state)
-        found = self._fast.estimate(*batch, generator=generator)
-        generator.set_state(state)
-        self._compare(expected, found)
+        with self._prepared(generator).aside():
+            batch = self._look_up()
+            expected = self._eager.estimate(*batch, generator=generator)
+            generator.set_state(state)
+            found = self._fast.estimate(*batch, generator=generator)
+            generator.set_state(state)
+            self._compare(expected, found)
         self._checked = True
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
@@ -111,12 +112,7 @@ class CapturedLearner:
         if not self._checked:
             self.check(x, y, generator=generator)
         self._take(x, y)
-        if self._replay is None:
-            self._generator = generator
-            self._replay = Replay(self._advance, device=self._counter.device, generator=generator)
-        if generator is not self._generator:
-            raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
-        stats = self._replay()
+        stats = self._prepared(generator)()
         self._steps += 1
         return stats
 
@@ -141,6 +137,15 @@ class CapturedLearner:
         self._counter.fill_(self._steps)
         self._rates = DeviceRates(self._eager.optimizer, self._eager.rates)
         self._replay = self._generator = None
+
+    def _prepared(self, generator: torch.Generator) -> Replay[StepStats]:
+        """The step, about to be captured with this generator or captured with it before."""
+        if self._replay is None:
+            self._generator = generator
+            self._replay = Replay(self._advance, device=self._counter.device, generator=generator)
+        if generator is not self._generator:
+            raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
+        return self._replay
 
     def _advance(self) -> StepStats:
         """The step itself: all of it on the device."""

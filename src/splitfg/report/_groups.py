@@ -46,7 +46,7 @@ def group_runs(experiment: Experiment, records: Iterable[RunRecord]) -> dict[str
     for record in records:
         if record.report.experiment == experiment.name:
             by_preset[record.report.preset].append(record)
-    return {p.name: _group_preset(p, by_preset[p.name]) for p in experiment.presets}
+    return {p.name: _group_preset(experiment, p, by_preset[p.name]) for p in experiment.presets}
 
 
 def metric_summary(runs: Iterable[RunRecord], metric: str) -> Summary:
@@ -69,16 +69,17 @@ def _metric(report: RunReport, name: str) -> float | None:
     return measured.get(name)
 
 
-def config_changes(config: Any, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+def config_changes(experiment: Experiment, config: Any, recorded: Mapping[str, Any]) -> tuple[str, ...]:
     """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
-    expected, actual = dict(flatten(to_json(config))), dict(flatten(recorded))
-    pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in {**expected, **actual})
+    expected, actual = dict(flatten(to_json(config))), dict(experiment.earlier) | dict(flatten(recorded))
+    names = [name for name in {**expected, **actual} if name not in experiment.immaterial]
+    pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
     return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)
 
 
-def _group_preset(preset: Preset, records: list[RunRecord]) -> PresetRuns:
+def _group_preset(experiment: Experiment, preset: Preset, records: list[RunRecord]) -> PresetRuns:
     by_changes: dict[tuple[str, ...], list[RunRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: r.report.seed):
-        by_changes[config_changes(preset.config, record.report.config)].append(record)
+        by_changes[config_changes(experiment, preset.config, record.report.config)].append(record)
     as_designed = tuple(by_changes.pop((), ()))
     return PresetRuns(preset, as_designed, tuple(Variant(c, tuple(r)) for c, r in sorted(by_changes.items())))

@@ -78,8 +78,13 @@ def read_records(runs: Path, results: Path) -> Records:
     return Records(tuple(merged), unfinished, tuple(problems))
 
 
-def add_results(folders: Iterable[RunFolder], results: Path) -> list[Path]:
+def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = ()) -> list[Path]:
     """Fold finished runs into ``results/<experiment>.json``, replacing what they recorded before.
+
+    Args:
+        folders: Run folders.
+        results: Where the results files are.
+        files: Results files from elsewhere, whose runs are folded in too.
 
     Returns:
         The files written.
@@ -88,11 +93,10 @@ def add_results(folders: Iterable[RunFolder], results: Path) -> list[Path]:
         RunError: A run is not finished or cannot be read, or a results file is damaged; nothing is written.
     """
     by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
-    for folder in folders:
-        record = read_record(folder)
+    for record in [*(r for path in files for r in read_results(path)), *map(read_record, folders)]:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
-    files = {results / f"{name}.json": records for name, records in by_experiment.items()}
-    merged = {path: _merge(read_results(path), records) for path, records in files.items()}
+    added = {results / f"{name}.json": records for name, records in by_experiment.items()}
+    merged = {path: _merge(read_results(path), records) for path, records in added.items()}
     results.mkdir(parents=True, exist_ok=True)
     for path, records in merged.items():
         write_atomic(path, _encoded(path.stem, records))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -53,15 +54,21 @@ class Replay(Generic[T]):
         assert self._made is not None
         return self._made
 
-    def _warm_up(self) -> T:
-        """Run it on a stream of its own, as a capture will."""
-        assert self._aside is not None
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Work on the stream of the replays; elsewhere than on a GPU there is none."""
+        if self._aside is None:
+            yield
+            return
         here = torch.cuda.current_stream(self._device)
         self._aside.wait_stream(here)
         with torch.cuda.stream(self._aside):
-            made = self._function()
+            yield
         here.wait_stream(self._aside)
-        return made
+
+    def _warm_up(self) -> T:
+        with self.aside():
+            return self._function()
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()

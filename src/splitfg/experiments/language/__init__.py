@@ -50,4 +50,7 @@ EXPERIMENT = Experiment(
     tables=tables(),
     figures=figures(),
     smoke=SMOKE,
+    # logits at once: rows of them, in earlier runs
+    immaterial=("block", "rows"),
+    earlier=(("model.init", "gpt2"),),
 )

@@ -9,7 +9,7 @@ from splitfg.experiments.language import Sizes
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
 
 TANGENTS = (1, 2, 4, 8, 32)
-BLOCKS = (20, 22, 25)
+BLOCKS = (20, 22, 23, 25)
 BACKPROPS = {
     "backprop": "Backprop",
     "backprop-chunked": "Backprop, the same chunked head",
@@ -30,7 +30,7 @@ VARIANTS = (
     *BACKPROPS,
     "frozen",
     *dict.fromkeys(split_fg(K, chunk) for K in TANGENTS for chunk in (1, K)),
-    *(split_fg(4, 4, block) for block in BLOCKS),
+    *(split_fg(4, chunk, block) for chunk in (1, 4) for block in BLOCKS),
 )
 
 
@@ -76,7 +76,11 @@ _ROWS = (  # label, variant, the paper's milliseconds and MiB
         )
     ),
     *((f"Split-FG, K = {K}, all at once", split_fg(K, K), None, None) for K in TANGENTS if K > 1),
-    *((f"Split-FG, K = 4, all at once, 2^{b} logits", split_fg(4, 4, b), None, None) for b in BLOCKS),
+    *(
+        (f"Split-FG, K = 4, {how}, 2^{b} logits", split_fg(4, chunk, b), None, None)
+        for chunk, how in ((1, "one at a time"), (4, "all at once"))
+        for b in BLOCKS
+    ),
 )
 
 
