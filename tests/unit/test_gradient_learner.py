@@ -79,6 +79,18 @@ class TestGradientLearner:
         for n, p in values(s).items():
             torch.testing.assert_close(p, before[n] - grads[n])
 
+    @pytest.mark.parametrize("bound", [0.05, 0.2, 1e3])
+    def test_apart_trunk_and_head_are_clipped_each_by_itself(self, bound):
+        s = mlp_split(3, 4, 3)
+        before, grads = values(s), Backprop()(s, self.x, self.y).grads
+        ours = GradientLearner(s, Backprop(), SGD(lr=1.0).build(s), max_norm=bound, clip_apart=True)
+        ours.step(self.x, self.y, generator=generator())
+        trunk = set(s.trunk_params())
+        for names in (trunk, set(grads) - trunk):
+            size = torch.cat([grads[n].flatten() for n in names]).norm().item()
+            for n in names:
+                torch.testing.assert_close(values(s)[n], before[n] - grads[n] * min(1, bound / size), rtol=1e-4, atol=0)
+
     def test_prediction_comes_from_momentum(self):
         """The second step's estimate has the first's momentum as control variate."""
         ours = learner(Adam(lr=0.1), predicted=True)

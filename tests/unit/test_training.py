@@ -98,6 +98,15 @@ class TestClip:
         assert clipped.grads["trunk.w"].item() == pytest.approx(0.6, rel=1e-5)
         assert clipped.grads["head.w"].item() == pytest.approx(0.8, rel=1e-5)
 
+    def test_apart_leaves_the_head_to_itself(self):
+        """A trunk of norm 300 against a head of 0.4, and the other way round."""
+        for trunk, head in ((300.0, 0.4), (0.3, 40.0)):
+            before = estimate_of({"trunk.w": torch.tensor([trunk]), "head.w": torch.tensor([head])})
+            clipped = clip(before, 1.0, apart=("trunk.w",))
+            assert clipped.grads["trunk.w"].item() == pytest.approx(min(1.0, trunk), rel=1e-5)
+            assert clipped.grads["head.w"].item() == pytest.approx(min(1.0, head), rel=1e-5)
+            assert clipped.stats.norms["before_clip"].item() == pytest.approx(math.hypot(trunk, head), rel=1e-5)
+
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     def test_narrow_gradients(self, dtype):
         """The norm is summed in float32, the gradients keep their dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Update:
         optimizer: Any ``torch.optim`` optimizer over them.
         schedule: Factor on every group's learning rate, by step; constant by default.
         max_norm: Joint clipping bound; ``None`` for no clipping.
+        apart: Parameters that are clipped by themselves.
 
     Attributes:
         steps: Steps taken.
@@ -33,8 +34,9 @@ class Update:
         *,
         schedule: Schedule | None,
         max_norm: float | None,
+        apart: Collection[str] = (),
     ) -> None:
-        self.module, self.optimizer, self.max_norm = module, optimizer, max_norm
+        self.module, self.optimizer, self.max_norm, self.apart = module, optimizer, max_norm, apart
         self.schedule: Schedule = schedule if schedule is not None else Constant()
         self.steps = 0
         self.rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
@@ -48,7 +50,7 @@ class Update:
     def write(self, estimate: Estimate) -> Estimate:
         """Clip the gradients, in their own memory, and write them to ``.grad``; gives what was written."""
         if self.max_norm is not None:
-            estimate = clip_(estimate, self.max_norm)
+            estimate = clip_(estimate, self.max_norm, apart=self.apart)
         write_grads(self.module, estimate)
         return estimate
 

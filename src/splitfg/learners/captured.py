@@ -211,6 +211,7 @@ def _compiled_twin(learner: GradientLearner, compile_: Compile) -> GradientLearn
         estimator,
         learner.optimizer,
         max_norm=learner.max_norm,
+        clip_apart=learner.clip_apart,
         prediction=learner.prediction,
         magnitude=learner.magnitude,
     )

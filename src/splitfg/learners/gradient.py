@@ -27,7 +27,9 @@ class GradientLearner:
         optimizer: Any ``torch.optim`` optimizer over ``split.model``'s parameters; a recipe of
             :mod:`splitfg.recipes` builds one with the trunk step scale rho.
         schedule: Factor on every group's learning rate, by step.
-        max_norm: Joint clipping bound; ``None`` for no clipping.
+        max_norm: Clipping bound; ``None`` for no clipping.
+        clip_apart: Clip trunk and head each by itself instead of jointly, so that the trunk's noise does not shrink
+            the head's exact gradient.
         prediction: Called before every step for a guess of the trunk's gradient (a control variate).
         magnitude: Updated with every estimate, where conditioned tangents read it.
     """
@@ -40,13 +42,15 @@ class GradientLearner:
         *,
         schedule: Schedule | None = None,
         max_norm: float | None = 1.0,
+        clip_apart: bool = False,
         prediction: Callable[[], Params] | None = None,
         magnitude: RunningMagnitude | None = None,
     ) -> None:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction, self.magnitude = split, estimator, prediction, magnitude
-        self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm)
+        apart = tuple(split.trunk_params()) if clip_apart else ()
+        self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -60,8 +64,13 @@ class GradientLearner:
 
     @property
     def max_norm(self) -> float | None:
-        """Joint clipping bound."""
+        """Clipping bound."""
         return self._update.max_norm
+
+    @property
+    def clip_apart(self) -> bool:
+        """Whether trunk and head are clipped each by itself."""
+        return bool(self._update.apart)
 
     @property
     def steps(self) -> int:

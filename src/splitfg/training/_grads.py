@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError
 from splitfg.estimators._grads import norm
-from splitfg.types import Estimate
+from splitfg.types import Estimate, Params
 
 
-def clip(estimate: Estimate, max_norm: float) -> Estimate:
+def clip(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) -> Estimate:
     """Scale all gradients together so that their joint norm is at most ``max_norm``.
 
     ĝ ← ĝ · min(1, max_norm / ‖ĝ‖), over trunk and head jointly. This biases an estimate whose norm exceeds the
     bound. The norm before clipping is recorded as ``stats.norms["before_clip"]``.
+
+    Args:
+        estimate: What is clipped.
+        max_norm: The bound.
+        apart: Parameters that are clipped by themselves, the others by themselves too. With the trunk's names, the
+            trunk's noise does not shrink the head's exact gradient.
     """
     copied = {name: g.clone() for name, g in estimate.grads.items()}
-    return clip_(dataclasses.replace(estimate, grads=copied), max_norm)
+    return clip_(dataclasses.replace(estimate, grads=copied), max_norm, apart=apart)
 
 
-def clip_(estimate: Estimate, max_norm: float) -> Estimate:
+def clip_(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) -> Estimate:
     """:func:`clip` in the memory of the estimate's own gradients, for whoever needs them no more."""
     if not max_norm > 0:
         raise SplitError([f"max_norm must be positive, got {max_norm}: leave clipping out instead"])
-    total = norm(estimate.grads)
-    torch._foreach_mul_(list(estimate.grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
+    parts = [{n: g for n, g in estimate.grads.items() if (n in apart) is inside} for inside in (True, False)]
+    norms = [_clip_together(part, max_norm) for part in parts if part]
+    total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     stats = dataclasses.replace(estimate.stats, norms={**estimate.stats.norms, "before_clip": total})
     return dataclasses.replace(estimate, stats=stats)
+
+
+def _clip_together(grads: Params, max_norm: float) -> Tensor:
+    """Clip in place; gives the norm before."""
+    total = norm(grads)
+    torch._foreach_mul_(list(grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
+    return total
 
 
 def write_grads(module: nn.Module, estimate: Estimate) -> None:

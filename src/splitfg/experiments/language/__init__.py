@@ -52,5 +52,5 @@ EXPERIMENT = Experiment(
     smoke=SMOKE,
     # logits at once: rows of them, in earlier runs
     immaterial=("block", "rows"),
-    earlier=(("model.init", "gpt2"),),
+    earlier=(("model.init", "gpt2"), ("clip_apart", False)),
 )

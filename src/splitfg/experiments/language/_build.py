@@ -68,6 +68,7 @@ def make_learner(
         config.optimizer.build(split, rho=config.rho),
         schedule=CosineWithWarmup(config.steps, config.warmup),
         max_norm=config.max_norm,
+        clip_apart=config.clip_apart,
         magnitude=magnitude,
     )
     batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)

@@ -78,7 +78,8 @@ class Language:
         steps: Optimizer steps; the schedule is annealed over them.
         warmup: Steps of the linear warmup.
         batch: Windows per step B; step i reads windows Bi to Bi + B - 1.
-        max_norm: Joint clipping bound.
+        max_norm: Clipping bound.
+        clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
         tied: Whether tangents reach the token table in its role as lookup.
@@ -107,6 +108,7 @@ class Language:
     warmup: int = 100
     batch: int = 4
     max_norm: float = 1.0
+    clip_apart: bool = False
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include"] = "exclude"

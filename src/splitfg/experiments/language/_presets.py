@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from splitfg.experiments.language._config import (
     TENTH,
     BigramMethod,
     KnnLMMethod,
     Language,
+    Sizes,
     UnigramMethod,
 )
 from splitfg.experiments.spec import Preset
@@ -35,6 +37,8 @@ PURE_FG_RATES = (3e-3, 1.5e-3, 4.5e-4, 1.5e-4, 4.5e-5, 1.5e-5)
 BACKPROP_RATES = (5e-4, 1.5e-3, 4.5e-3)
 BACKPROP_RHOS = (1.0, 0.3, 0.1)
 BACKPROP_OPTIMIZERS = ("adam", "adamw")
+VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("torch", False), ("torch", True))
+VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
 TUNED_BACKPROP = Language(BackpropMethod(), Adam(lr=LR), rho=0.3)
 """The best of the screening, at one epoch."""
@@ -46,6 +50,11 @@ _TOGETHER = 32
 def split_fg(K: int, rho: float) -> str:
     """The name of a Split-FG preset."""
     return f"split_fg-k{K}-rho{rho:g}"
+
+
+def varied(preset: str, *, init: str, apart: bool) -> str:
+    """The name of a 10% preset with another initialisation or with trunk and head clipped apart."""
+    return f"{preset}{'-torch' * (init == 'torch')}{'-apart' * apart}-10"
 
 
 def pure_fg(lr: float) -> str:
@@ -67,7 +76,8 @@ def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
     full = [*_baselines(), *_split_fg(), *_variations()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
-    found = {p.name: p for p in [*full, *tenths, *_more_tangents(), *_pure_fg_screening(), *_backprop_screening()]}
+    screens = [*_more_tangents(), *_pure_fg_screening(), *_backprop_screening(), *_varied()]
+    found = {p.name: p for p in [*full, *tenths, *screens]}
     return tuple(found.values())
 
 
@@ -125,6 +135,18 @@ def _more_tangents() -> Iterator[Preset]:
     for K in TANGENTS:
         for rho in TUNED_RHOS:
             yield _tenth(Preset(split_fg(K, rho), _title(K, rho), Language(_method(K), rho=rho)))
+
+
+def _varied() -> Iterator[Preset]:
+    """What the paper leaves open (initialisation), and what it does to the head (joint clipping)."""
+    for init, apart in VARIED:
+        says = ", torch's linear layers" * (init == "torch") + ", clipped apart" * apart
+        shared = Language(FrozenMethod(), model=Sizes(init=init), clip_apart=apart, steps=TENTH, evaluations=20)
+        shared = replace(shared, checkpoints=1)
+        yield Preset(varied("frozen", init=init, apart=apart), f"Frozen trunk{says}, 10% budget", shared)
+        for rho in VARIED_RHOS:
+            name, config = varied(split_fg(4, rho), init=init, apart=apart), replace(shared, method=_method(4), rho=rho)
+            yield Preset(name, f"{_title(4, rho)}{says}, 10% budget", config)
 
 
 def _pure_fg_screening() -> Iterator[Preset]:

@@ -11,10 +11,13 @@ from splitfg.experiments.language._presets import (
     RHOS,
     TANGENTS,
     TUNED_RHOS,
+    VARIED,
+    VARIED_RHOS,
     backprop,
     pure_fg,
     split_fg,
     tenth,
+    varied,
 )
 from splitfg.experiments.spec import Cell, Curves, Paper, Row, Sweep, Table
 
@@ -144,6 +147,17 @@ def tables() -> tuple[Table, ...]:
             "The paper gives conditioned tangents no number.",
         ),
         _table(
+            "language-varied",
+            "Initialisation of linear layers and clipping, K = 4, 10% budget",
+            ("GPT-2's, joint", "GPT-2's, apart", "torch's, joint", "torch's, apart"),
+            [
+                _varied_row("Frozen trunk", "frozen"),
+                *(_varied_row(f"rho = {r:g}", split_fg(4, r)) for r in VARIED_RHOS),
+            ],
+            "The paper clips jointly and does not name its initialisation; apart, trunk and head are clipped each by"
+            " itself.",
+        ),
+        _table(
             "language-pure-fg",
             "Pure forward gradient, K = 4: learning rate, 10% budget",
             ("Val. PPL",),
@@ -166,6 +180,10 @@ def tables() -> tuple[Table, ...]:
 def _main_row(label: str, preset: str, nll: float | None, ppl: float | None) -> Row:
     screened = tenth(preset)
     return Row(label, (_nll(preset, nll), _ppl(preset, ppl), None if screened is None else _ppl(screened)))
+
+
+def _varied_row(label: str, preset: str) -> Row:
+    return Row(label, (_ppl(f"{preset}-10"), *(_ppl(varied(preset, init=init, apart=apart)) for init, apart in VARIED)))
 
 
 def _rho_row(label: str, preset: str, tenth: float | None, full: float | None) -> Row:
