@@ -117,11 +117,11 @@ def test_tabular_leads():
 
 
 def test_language():
-    names = {"backprop + Adam": "backprop", "frozen trunk": "frozen"}
+    names = {"backprop + Adam": "backprop", "frozen trunk": "frozen", "interpolated bigram": "bigram"}
     for label, *cells in RESULTS[LANGUAGE]:
         split_fg = re.match(r"Split-FG, K = (\d+), rho = ([\d.]+)", label)
-        full = f"split_fg-k{split_fg[1]}-rho{split_fg[2]}" if split_fg else names[label]
-        for preset, ours, paper in ((tenth(full), *cells[:2]), (full, *cells[2:])):
+        full = f"split_fg-k{split_fg[1]}-rho{split_fg[2]}" if split_fg else names.get(label, label)
+        for preset, ours, paper in ((tenth(full) or "", *cells[:2]), (full, *cells[2:])):
             if ours not in NOTHING:
                 check(f"{ours} {paper}", "language", preset, "val_ppl")
             quoted = {f"{p:.1f}" for p in printed_by_the_paper("language", preset, "val_ppl")}
