@@ -1,7 +1,6 @@
 """The language experiments on one GPU within a time limit: several runs at once, results written as they come.
 
-``python -m benchmarks.language_gpu first``   captured steps against eager ones, GPU tests, step time and memory, and
-                                              what running several at once gains
+``python -m benchmarks.language_gpu first``   captured steps against eager ones, GPU tests, memory and time of a step
 ``python -m benchmarks.language_gpu runs``    the plans below, going on where the last call ended
 ``python -m benchmarks.language_gpu verify``  captured steps against eager ones alone
 
@@ -24,9 +23,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_COMPILERS = 6
 
 PLANS = {
+    "varied": [
+        *(
+            f"language/{name}{variation}-10"
+            for variation in ("-apart", "-torch-apart", "-torch")
+            for name in (
+                "split_fg-k4-rho0.003",
+                "split_fg-k4-rho0.1",
+                "split_fg-k4-rho0.03",
+                "split_fg-k4-rho0.3",
+                "frozen",
+            )
+        ),
+    ],
     "screen": [
         "language/frozen-10",
         *(f"language/split_fg-k4-rho{rho}-10" for rho in ("0.1", "0.003", "0.03", "1", "0.3", "0.01")),
@@ -93,67 +104,29 @@ def verify(args: argparse.Namespace) -> None:
 
 
 def first(args: argparse.Namespace) -> None:
-    """Check and compile side by side; then time alone; then measure memory and sharing."""
-    began, environment = time.perf_counter(), _environment()
+    """Checks and memory side by side, which also fills the compiler's cache; then the time of a step, alone."""
+    began, environment = time.perf_counter(), {**_environment(), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
     def said(what: str) -> None:
         print(f"{what} after {time.perf_counter() - began:.0f} s", flush=True)
         _collect(args)
 
-    _check_and_compile(args, environment)
-    said("checked and compiled")
-    _wait([_cli(["run", "language_cost/compiled", "--runs", str(args.runs)], environment)], 300)
-    said("timed")
+    python, tests = (
+        [sys.executable, "-m"],
+        ["-p", "no:cacheprovider", "--show-capture=no", "--noconftest", "-ofilterwarnings=default", "tests/gpu"],
+    )
+    checks = [["pytest", "-q", *tests], ["benchmarks.language_gpu", "verify", "--out", str(args.out)]]
+    jobs = [subprocess.Popen([*python, *command], env=environment, cwd=ROOT) for command in checks]
+    memory = ["language_cost/compiled-memory", "language_cost/eager-memory"]
     swept = ["language_cost/depth-*", "language_cost/length-*"]
-    _wait([_cli(["run", *swept, "--jobs", "6", "--runs", str(args.runs)], environment)], 90)
-    said("memory measured")
-    _wait([_cli(["run", "language_cost/eager", "--runs", str(args.runs)], environment)], 60)
-    said("eager steps timed")
-    _throughput(args)
-    said("throughput measured")
-    _print(args)
-
-
-def _check_and_compile(args: argparse.Namespace, environment: dict[str, str]) -> None:
-    """GPU tests and :func:`verify`, while the variants that will be timed are compiled into the compiler's cache."""
-    from splitfg.experiments.language_cost import VARIANTS
-
-    environment = {**environment, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-    python = [sys.executable, "-m"]
-    tests = [
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--show-capture=no",
-        "--noconftest",
-        "tests/gpu/test_captured_gpu.py",
-    ]
-    checks = [[*python, *tests], [*python, "benchmarks.language_gpu", "verify", "--out", str(args.out)]]
-    jobs = [subprocess.Popen(command, env=environment, cwd=ROOT) for command in checks]
-    for i in range(_COMPILERS):
-        chosen = f"variants={','.join(VARIANTS[i::_COMPILERS])}"
-        settings = ["--set", chosen, "--set", "blocks=1", "--set", "steps=1"]
-        jobs.append(_cli(["run", "language_cost/compiled", *settings, "--runs", str(args.runs / "warm")], environment))
+    jobs.append(_cli(["run", *memory, "--jobs", "1", "--runs", str(args.runs)], environment))
+    jobs.append(_cli(["run", *swept, "--jobs", "1", "--runs", str(args.runs)], environment))
     _wait(jobs, 240)
-
-
-def _throughput(args: argparse.Namespace) -> None:
-    """Steps per second of one run alone, and of six at once."""
-    settings = ["steps=3000", "corpus=synthetic", "evaluations=1", "checkpoints=1"]
-    changes = [part for setting in settings for part in ("--set", setting)]
-    found: dict[str, float] = {}
-    with shared_gpu() as environment:
-        for count in (1, 6):
-            folder = args.runs / f"throughput-{count}"
-            target = ["run", "language/split_fg-k4-rho0.1-10", *changes, "--seeds", f"0-{count - 1}"]
-            _wait([_cli([*target, "--jobs", str(count), "--runs", str(folder)], environment)], 90)
-            times = [json.loads(path.read_text())["step_ms"] for path in folder.glob("**/report.json")]
-            found[f"ms_per_step_of_each_of_{count}"] = sum(times) / max(1, len(times))
-            found[f"steps_per_second_of_{count}"] = sum(1e3 / ms for ms in times)
-        found["multi_process_service"] = float("CUDA_MPS_PIPE_DIRECTORY" in environment)
-    (args.out / "throughput.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2), flush=True)
+    said("checked, memory measured")
+    times = ["language_cost/compiled", "language_cost/eager"]
+    _wait([_cli(["run", *times, "--jobs", "1", "--runs", str(args.runs)], environment)], 240)
+    said("timed")
+    _print(args)
 
 
 def plans(args: argparse.Namespace) -> None:

@@ -174,6 +174,21 @@ def test_bfloat16_sums_are_kept_in_float32():
     torch.testing.assert_close(result.loss, one.loss, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("block", [2**22, 2**14, 5000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_many_outputs_in_aligned_parts_are_autograd(block, smoothing):
+    """A vocabulary that is no multiple of anything: aligned products, a narrow rest, blocks of columns."""
+    g, C = generator(), 2311
+    layer, h = linear(5, C, True, g), torch.randn(7, 5, generator=g, dtype=DOUBLE)
+    y = some_targets((7,), C, g, ignore=True)
+    head = LinearHead(layer, loss=CrossEntropy(ignore_index=IGNORED, label_smoothing=smoothing), block=block)
+
+    def criterion(outputs):
+        return F.cross_entropy(outputs, y, ignore_index=IGNORED, label_smoothing=smoothing)
+
+    agree(head(h, y), autograd([layer], h, criterion), head)
+
+
 @pytest.mark.parametrize("shift", [1e4, -1e4])
 def test_loss_does_not_feel_a_common_shift_of_the_logits(shift):
     """Softmax is blind to it; float32 must not lose the loss's digits to it (torch's own does not)."""

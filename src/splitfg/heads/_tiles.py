@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Matrix products on a GPU are fast where sizes and rows of memory are multiples of so many elements.
-ALIGNED = 64
+# Matrix products on a GPU are fast where sizes and rows of memory are multiples of so many elements, which is worth a
+# second, narrow product where outputs are many.
+_ALIGNED, _MANY = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,16 @@ def tiles(n: int, width: int, limit: int) -> Tiles:
 
 
 def aligned(block: slice) -> tuple[slice, ...]:
-    """A block of columns as one of an aligned width and a narrow rest."""
-    cut = block.stop - (block.stop - block.start) % ALIGNED
-    return tuple(part for part in (slice(block.start, cut), slice(cut, block.stop)) if part.start < part.stop)
+    """A block of many columns as one of an aligned width and a narrow rest."""
+    width = block.stop - block.start
+    rest = width % _ALIGNED if width >= _MANY else 0
+    return (slice(block.start, block.stop - rest), slice(block.stop - rest, block.stop))[: 2 if rest else 1]
 
 
 def padded(width: int) -> int:
-    """The next multiple of the alignment, for widths that are worth it."""
-    return width if width < ALIGNED else math.ceil(width / ALIGNED) * ALIGNED
+    """The next multiple of the alignment, where columns are many."""
+    return width if width < _MANY else math.ceil(width / _ALIGNED) * _ALIGNED
 
 
 def _slices(count: int, size: int) -> tuple[slice, ...]:
-    return tuple(slice(start, min(start + size, count)) for start in range(0, count, size))
+    return tuple(slice(start, min(start + size, count)) for start in range(0, max(count, 1), size))
