@@ -72,14 +72,14 @@ def _as_printed(view: TableView) -> Table:
 def _one_per_line(view: TableView) -> Table:
     grid = _grid(_title(view))
     grid.add_column("")
-    grid.add_column("")
     for name in ("ours", "paper", "difference"):
         grid.add_column(name, justify="right", no_wrap=True)
     for row in view.rows:
-        for index, (column, cell) in enumerate(zip(view.columns, row.cells, strict=True)):
-            label = Text(row.label if index == 0 else "")
+        grid.add_row(Text(row.label, style="bold"))
+        for column, cell in zip(view.columns, row.cells, strict=True):
+            said = Text(f"  {column.name}").append(f"\n  {cell.note}" if cell.note else "", style=_QUIET)
             difference = Text(cell.difference, style=_VERDICTS.get(cell.verdict, _QUIET))
-            grid.add_row(label, Text(column.name), _ours(cell), Text(cell.paper, style=_QUIET), difference)
+            grid.add_row(said, _ours(cell), Text(cell.paper, style=_QUIET), difference)
         grid.add_section()
     return grid
 
@@ -90,8 +90,9 @@ def _title(view: TableView) -> str:
 
 def _stacked(cell: CellView) -> Text:
     text = _ours(cell)
-    if cell.paper:
-        text.append(f"\npaper {cell.paper}", style=_QUIET)
+    for line in (cell.note, f"paper {cell.paper}" if cell.paper else ""):
+        if line:
+            text.append(f"\n{line}", style=_QUIET)
     if cell.difference:
         text.append(f"\n{cell.difference}", style=_VERDICTS.get(cell.verdict, _QUIET))
     return text
@@ -100,9 +101,8 @@ def _stacked(cell: CellView) -> Text:
 def _ours(cell: CellView) -> Text:
     style = "bold green" if cell.best_forward else "bold" if cell.best else _STATES.get(cell.state, "")
     text = Text(cell.text, style=style)
-    for line in (cell.note, *(f"{variant.text} {variant.mark}" for variant in cell.variants)):
-        if line:
-            text.append(f"\n{line}", style=_QUIET)
+    for variant in cell.variants:
+        text.append(f"\n{variant.text} {variant.mark}", style=_QUIET)
     return text
 
 
