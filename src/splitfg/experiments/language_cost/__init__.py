@@ -170,4 +170,6 @@ EXPERIMENT = Experiment(
         "model.context=8",
         "model.vocab=64",
     ),
+    # what else was measured, and where the network began
+    immaterial=("variants", "model.init"),
 )
