@@ -1,0 +1,124 @@
+"""Train with one method, or store the images, and measure accuracy on all test images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from splitfg.data.epochs import Epochs
+from splitfg.experiments.images._build import (
+    ImageData,
+    TrainingBatches,
+    as_read,
+    load_data,
+    make_forward_forward,
+    make_learner,
+    make_readout,
+    make_split,
+    precision,
+)
+from splitfg.experiments.images._config import ImageTraining
+from splitfg.experiments.language._validate import Displacement
+from splitfg.learners import CapturedLearner
+from splitfg.recipes import ForwardForwardMethod, HopfieldMethod
+from splitfg.runs import RunContext, fit
+from splitfg.runs.environment import PeakMemory
+from splitfg.runs.loop import Batches, Evaluate
+from splitfg.types import Learner
+
+_IMAGES_AT_ONCE = 500
+
+
+def run(config: ImageTraining, *, seed: int, run: RunContext) -> Mapping[str, float]:
+    """Run one cell of the tables."""
+    data = load_data(config, run.device)
+    with precision(config.matmul):
+        match config.method:
+            case HopfieldMethod():
+                return _store(config, config.method, data, seed, run)
+            case ForwardForwardMethod():
+                return _train_layers(config, config.method, data, seed, run)
+            case _:
+                return _train(config, data, seed, run)
+
+
+def accuracy(learner: Learner, config: ImageTraining, data: ImageData) -> dict[str, float]:
+    """The share of all test images whose class comes out first, in %."""
+    right = torch.zeros((), dtype=torch.int64, device=data.test.device)
+    for numbers in torch.arange(len(data.test), device=data.test.device).split(_IMAGES_AT_ONCE):
+        x, y = data.test.take(numbers)
+        right += (learner.predict(as_read(config, x)).argmax(1) == y).sum()
+    return {"accuracy": 100 * right.item() / len(data.test)}
+
+
+def _train(config: ImageTraining, data: ImageData, seed: int, run: RunContext) -> dict[str, float]:
+    split, batches = make_split(config, data, seed), TrainingBatches(config, data.train, seed)
+    learner, moved = make_learner(config, split, batches), Displacement(split)
+    generator = torch.Generator(run.device).manual_seed(seed)
+
+    def evaluate(learner: Learner) -> dict[str, float]:
+        return {**accuracy(learner, config, data), "trunk_moved": moved()}
+
+    if not isinstance(learner, CapturedLearner):
+        return _fit(config, learner, batches, generator, run, evaluate)
+    learner.check(*learner.batch(learner.steps), generator=generator)
+    # what comparing with eager code takes is no part of training
+    run.memory = PeakMemory(run.device)
+    return _fit(config, learner, learner.batch, generator, run, evaluate)
+
+
+def _train_layers(
+    config: ImageTraining, method: ForwardForwardMethod, data: ImageData, seed: int, run: RunContext
+) -> dict[str, float]:
+    learner = make_forward_forward(config, method, data, seed)
+    generator = torch.Generator(run.device).manual_seed(seed)
+    evaluate = partial(accuracy, config=config, data=data)
+    return _fit(config, learner, TrainingBatches(config, data.train, seed), generator, run, evaluate)
+
+
+def _store(
+    config: ImageTraining, method: HopfieldMethod, data: ImageData, seed: int, run: RunContext
+) -> dict[str, float]:
+    """Store every training image as it is, once; choose the readout's settings on stored images."""
+    learner = make_readout(config, method, data, seed)
+    generator = torch.Generator(run.device).manual_seed(seed)
+    epochs = Epochs(len(data.train), batch=config.batch, seed=seed)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        x, y = data.train.take(epochs.once(step).to(run.device))
+        return as_read(config, x), y
+
+    steps = min(config.steps, epochs.steps)
+    fit(learner, batch, steps=steps, generator=generator, run=run, checkpoint_every=steps)
+    learner.tune(generator=generator)
+    return {
+        **accuracy(learner, config, data),
+        "stored": learner.stored,
+        "beta": learner.beta,
+        "standardise": learner.scaling.standardise,
+        "unit": learner.scaling.unit,
+    }
+
+
+def _fit(
+    config: ImageTraining,
+    learner: Learner,
+    batches: Batches,
+    generator: torch.Generator,
+    run: RunContext,
+    evaluate: Evaluate,
+) -> dict[str, float]:
+    return fit(
+        learner,
+        batches,
+        steps=config.steps,
+        generator=generator,
+        run=run,
+        evaluate=evaluate,
+        evaluate_every=max(1, config.steps // config.evaluations),
+        checkpoint_every=max(1, config.steps // config.checkpoints),
+        log_every=max(1, config.steps // 500),
+    )
