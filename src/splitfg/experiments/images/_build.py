@@ -156,7 +156,7 @@ def _optimizer(settings: Adam | AdamW, mlp: nn.Module) -> torch.optim.Optimizer:
 
 def _synthetic() -> Images:
     rng = np.random.default_rng(0)
-    train, test = _made_up(rng, 64), _made_up(rng, 32)
+    train, test = _made_up(rng, 64), _made_up(rng, 128)
     return Images("synthetic", *train, *test, classes=_SYNTHETIC_CLASSES, note="made up")
 
 
