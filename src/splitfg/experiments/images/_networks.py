@@ -29,8 +29,16 @@ class NetworkRecipe(ABC):
         """From images to h."""
 
     @abstractmethod
+    def widths_from_h(self, shape: Shape) -> tuple[int, ...]:
+        """The width of h, and those between the head's layers."""
+
     def head(self, shape: Shape, classes: int, generator: torch.Generator) -> LinearHead:
         """From h to the classes, in closed form."""
+        from splitfg.heads import LinearHead
+        from splitfg.models import linear
+
+        sizes = (*self.widths_from_h(shape), classes)
+        return LinearHead(*(linear(n, m, generator=generator) for n, m in pairwise(sizes)))
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,9 @@ class Backbone(NetworkRecipe):
 
         return ResNet(widths=self.widths, blocks=self.blocks, generator=generator)
 
-    def head(self, shape: Shape, classes: int, generator: torch.Generator) -> LinearHead:  # noqa: ARG002
-        """One linear layer."""
-        return linear_head((self.widths[-1], classes), generator)
+    def widths_from_h(self, shape: Shape) -> tuple[int]:  # noqa: ARG002
+        """That of h alone: one linear layer."""
+        return (self.widths[-1],)
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,11 @@ class FlatNetwork(NetworkRecipe):
 
         return FlatTrunk(width=self.width, generator=generator)
 
-    def head(self, shape: Shape, classes: int, generator: torch.Generator) -> LinearHead:
-        """One linear layer, or two with nothing between them."""
+    def widths_from_h(self, shape: Shape) -> tuple[int, ...]:
+        """That of h, and H where there are two layers."""
         _, height, width = shape
-        inner = () if self.inner is None else (self.inner,)
-        return linear_head((self.width * height * width, *inner, classes), generator)
+        flat = self.width * height * width
+        return (flat,) if self.inner is None else (flat, self.inner)
 
 
 @dataclass(frozen=True)
@@ -92,9 +100,9 @@ class PlainMLP(NetworkRecipe):
 
         return MLP(features, widths=self.widths, generator=generator)
 
-    def head(self, shape: Shape, classes: int, generator: torch.Generator) -> LinearHead:  # noqa: ARG002
-        """One linear layer."""
-        return linear_head((self.widths[-1], classes), generator)
+    def widths_from_h(self, shape: Shape) -> tuple[int]:  # noqa: ARG002
+        """That of h alone: one linear layer."""
+        return (self.widths[-1],)
 
 
 RESNET18 = Backbone((64, 128, 256, 512), (2, 2, 2, 2))
@@ -102,11 +110,3 @@ RESNET18 = Backbone((64, 128, 256, 512), (2, 2, 2, 2))
 
 FLAT18 = FlatNetwork(64, 128)
 """Its light trunk and head."""
-
-
-def linear_head(sizes: tuple[int, ...], generator: torch.Generator) -> LinearHead:
-    """Linear layers of these sizes, from h to the classes."""
-    from splitfg.heads import LinearHead
-    from splitfg.models import linear
-
-    return LinearHead(*(linear(n, m, generator=generator) for n, m in pairwise(sizes)))

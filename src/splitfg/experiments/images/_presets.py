@@ -49,6 +49,7 @@ _METHODS: dict[str, _Trained] = {
     "pure_fg": PureFGMethod(K=4),
     "es": EvolutionMethod(K=4),
 }
+# Steps in which every training image comes once.
 _PASS = -(-50_000 // 128)
 
 
@@ -133,15 +134,14 @@ def _main(setting: ImageSetting) -> Iterator[Preset]:
     for name, method in _METHODS.items():
         config = setting.training(method, setting.backbone, setting.budgets.get(name, FULL))
         yield _full(setting, name, METHOD_TITLES[name], config)
-    local = replace(setting.training(BackpropMethod(), setting.backbone), network=PlainMLP(), optimizer=Adam())
     for name, rule in (
         ("forward_forward", ForwardForwardMethod()),
         ("predictive_coding", PredictiveCodingMethod()),
     ):
-        config = replace(local, method=rule, steps=setting.budgets.get(name, FULL))
-        yield _full(setting, name, METHOD_TITLES[name], config)
-    stored = replace(local, method=HopfieldMethod(capacity=50_000), network=setting.backbone, steps=_PASS)
-    yield _full(setting, "hopfield", METHOD_TITLES["hopfield"], stored)
+        config = ImageTraining(setting.dataset, rule, PlainMLP(), warmup=setting.warmup)
+        yield _full(setting, name, METHOD_TITLES[name], replace(config, steps=setting.budgets.get(name, FULL)))
+    stored = ImageTraining(setting.dataset, HopfieldMethod(capacity=50_000), setting.backbone, steps=_PASS)
+    yield _full(setting, "hopfield", METHOD_TITLES["hopfield"], replace(stored, warmup=setting.warmup))
     yield _full(setting, "split_fg", "Split-FG", setting.training(setting.split_fg(4), setting.light))
     yield _full(setting, "frozen", "frozen trunk, exact head", setting.training(FrozenMethod(), setting.light))
 
