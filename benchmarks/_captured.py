@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import torch
 
+from splitfg.experiments._training import matmul_precision
 from splitfg.experiments.language import Language
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split, matmul_precision
+from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.recipes import Adam, BackpropMethod, ConditionedLaw, FrozenMethod, Muon, SplitFGMethod
 from splitfg.types import Params
 

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from splitfg import Backprop, CheckpointedBackprop, FrozenTrunk, SplitFG
 from splitfg._split import Role
 from splitfg.data import Windows, load_tokens
+from splitfg.experiments._training import Displacement, matmul_precision
 from splitfg.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split, matmul_precision
+from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language._memory import explaining_memory, fitting_chunk
-from splitfg.experiments.language._validate import Displacement, Validation, perplexity
+from splitfg.experiments.language._validate import Validation, perplexity
 from splitfg.experiments.language_cost.run import against_backprop, parse
 from splitfg.experiments.language_energy.run import energy
 from splitfg.learners import CapturedLearner

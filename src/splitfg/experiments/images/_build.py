@@ -16,9 +16,9 @@ from splitfg import CosineWithWarmup, GradientLearner, Split
 from splitfg.data import Images, load_images
 from splitfg.data.augment import ChannelScale
 from splitfg.data.device_images import AugmentedBatches, DeviceImages
+from splitfg.experiments._training import compiler, matmul_precision
 from splitfg.experiments.images._config import ImageTraining
 from splitfg.experiments.images._networks import PlainMLP
-from splitfg.experiments.language._build import compiler, matmul_precision
 from splitfg.learners import CapturedLearner
 from splitfg.learners.forward_forward import ForwardForward
 from splitfg.learners.goodness import Contrast, HardNegatives

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfg.data.epochs import Epochs
+from splitfg.experiments._training import Displacement
 from splitfg.experiments.images._build import (
     ImageData,
     TrainingBatches,
@@ -21,7 +22,6 @@ from splitfg.experiments.images._build import (
     precision,
 )
 from splitfg.experiments.images._config import ImageTraining
-from splitfg.experiments.language._validate import Displacement
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import ForwardForwardMethod, HopfieldMethod
 from splitfg.runs import RunContext, fit

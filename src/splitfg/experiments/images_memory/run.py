@@ -15,10 +15,10 @@ from splitfg.data.augment import ChannelScale
 from splitfg.data.device_images import DeviceImages
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
+from splitfg.experiments._training import compiler
 from splitfg.experiments.images._build import ImageData, TrainingBatches, make_split, precision
 from splitfg.experiments.images._presets import CIFAR10, CIFAR100
 from splitfg.experiments.images_memory import VARIANTS, ImageMemory
-from splitfg.experiments.language._build import compiler
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import Adam, FrozenMethod
 from splitfg.runs import RunContext, RunError

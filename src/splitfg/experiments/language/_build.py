@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -14,12 +12,12 @@ from torch import nn
 from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
 from splitfg.data import DataError, Windows, load_tokens
 from splitfg.data.device import DeviceWindows
+from splitfg.experiments._training import compiler
 from splitfg.experiments.language._config import Language
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
 from splitfg.recipes import MethodRecipe
 from splitfg.runs.loop import Batches
-from splitfg.training._compiled import Compile, whole
 
 _SYNTHETIC_TOKENS = 4096
 
@@ -76,22 +74,6 @@ def make_learner(
         return learner, batches
     captured = CapturedLearner(learner, horizon=config.steps, batches=batches, compile_=compiler(config.step, device))
     return captured, captured.batch
-
-
-def compiler(step: str, device: torch.device) -> Compile | None:
-    """What compiles a step: nothing without a GPU, where compiling takes longer than it saves."""
-    return whole if step == "compiled" and device.type == "cuda" else None
-
-
-@contextmanager
-def matmul_precision(name: str) -> Iterator[None]:
-    """float32 matrix products at this precision, for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _keep_light(trunk: GPT) -> None:

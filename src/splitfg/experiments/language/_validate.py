@@ -6,12 +6,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from splitfg import Split
 from splitfg.data import Windows
-from splitfg.estimators._grads import norm
-from splitfg.types import Params
 
 _WINDOWS_AT_ONCE = 32
 _ROWS_AT_ONCE = 256
@@ -43,28 +40,3 @@ class Validation:
 def perplexity(nll: float) -> float:
     """exp(NLL); infinite where that is too large for a float."""
     return math.exp(nll) if nll < 700 else math.inf
-
-
-class Displacement:
-    """‖θ - θ₀‖ / ‖θ₀‖ of the trunk, θ₀ being where it is now. θ₀ is kept off the device.
-
-    Args:
-        split: The network.
-    """
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-        self._start = self._trunk()
-        self._size = norm(self._start)
-
-    def __call__(self) -> float:
-        """How far the trunk has moved."""
-        now = self._trunk()
-        return (norm({name: now[name] - p for name, p in self._start.items()}) / self._size).item()
-
-    def _trunk(self) -> Params:
-        return {name: _copy(p) for name, p in self._split.trunk_params().items()}
-
-
-def _copy(p: Tensor) -> Tensor:
-    return p.detach().to("cpu", copy=True)

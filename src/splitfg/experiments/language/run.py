@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split, matmul_precision
+from splitfg.experiments._training import Displacement, matmul_precision
+from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language._config import BigramMethod, KnnLMMethod, Language, UnigramMethod
 from splitfg.experiments.language._memory import explaining_memory
 from splitfg.experiments.language._references import count_tokens, recall
-from splitfg.experiments.language._validate import Displacement, Validation, perplexity
+from splitfg.experiments.language._validate import Validation, perplexity
 from splitfg.learners import CapturedLearner
 from splitfg.runs import RunContext, fit
 from splitfg.runs.environment import PeakMemory

@@ -16,8 +16,9 @@ from splitfg import Backprop, CheckpointedBackprop, ForwardMode, FrozenTrunk, Gr
 from splitfg.data.device import DeviceWindows
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
+from splitfg.experiments._training import compiler, matmul_precision
 from splitfg.experiments.language import Language
-from splitfg.experiments.language._build import compiler, load_corpus, make_split, matmul_precision
+from splitfg.experiments.language._build import load_corpus, make_split
 from splitfg.experiments.language_cost import Cost
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import Adam, FrozenMethod

@@ -10,7 +10,8 @@ import torch
 from splitfg import Backprop, Split
 from splitfg.data import Windows
 from splitfg.estimators._grads import norm
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split, matmul_precision
+from splitfg.experiments._training import matmul_precision
+from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language_energy import Energy
 from splitfg.runs import RunContext, fit
 from splitfg.types import Learner
