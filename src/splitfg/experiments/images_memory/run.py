@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -13,8 +11,8 @@ import torch
 from splitfg import Backprop, CheckpointedBackprop, ForwardGradient, ForwardMode, FrozenTrunk, GradientLearner, SplitFG
 from splitfg.data.augment import ChannelScale
 from splitfg.data.device_images import DeviceImages
-from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
+from splitfg.experiments._peaks import peaks, savings
 from splitfg.experiments._training import compiler
 from splitfg.experiments.images._build import ImageData, TrainingBatches, make_split, precision
 from splitfg.experiments.images._presets import CIFAR10, CIFAR100
@@ -28,7 +26,6 @@ Step = Callable[[], object]
 _MIB = 2**20
 # Optimizer state appears in the first step, and a captured step is captured in the fourth.
 _BEFORE, _MEASURED = 3, 2
-_SIDE_BY_SIDE = 4
 _K = 4
 _BACKBONE: dict[str, Estimator] = {
     "backprop": Backprop(),
@@ -56,19 +53,8 @@ def run(config: ImageMemory, *, seed: int, run: RunContext) -> Mapping[str, floa
     unknown = [name for name in config.variants if name not in VARIANTS]
     if unknown:
         raise RunError(f"no variants are called {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
-    if run.device.type != "cuda":
-        raise RunError("memory can only be measured on a GPU: pass --device cuda where there is one")
-    found: dict[str, float] = {}
-    with ProcessPoolExecutor(_SIDE_BY_SIDE, get_context("spawn"), max_tasks_per_child=1) as pool:
-        jobs = {name: pool.submit(peak, name, config, seed, str(run.device)) for name in config.variants}
-        for i, (name, job) in enumerate(jobs.items()):
-            run.progress(i, len(jobs))
-            try:
-                found |= {f"{what}/{name}": value for what, value in job.result().items()}
-            except (RuntimeError, SplitError) as error:
-                # one variant that does not fit or does not compile leaves the others their numbers
-                run.note(f"the memory of {name} was not measured: {error}")
-    return found | against_backprop(found)
+    found = peaks(peak, config.variants, config, seed, run)
+    return found | savings(found)
 
 
 def peak(name: str, config: ImageMemory, seed: int, device: str) -> dict[str, float]:
@@ -83,15 +69,6 @@ def peak(name: str, config: ImageMemory, seed: int, device: str) -> dict[str, fl
             step()
     highest = torch.cuda.max_memory_allocated(device)
     return {"mib": highest / _MIB, "beyond": (highest - resident) / _MIB}
-
-
-def against_backprop(metrics: Mapping[str, float]) -> dict[str, float]:
-    """1 - peak / backprop's peak of every variant, in percent; empty without backprop."""
-    reference = metrics.get("mib/backprop")
-    if reference is None:
-        return {}
-    peaks = {name.removeprefix("mib/"): value for name, value in metrics.items() if name.startswith("mib/")}
-    return {f"saved/{variant}": 100 * (1 - value / reference) for variant, value in peaks.items()}
 
 
 def make_step(name: str, config: ImageMemory, seed: int, device: torch.device) -> Step:

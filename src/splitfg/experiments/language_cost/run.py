@@ -7,8 +7,6 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import torch
 
@@ -16,6 +14,7 @@ from splitfg import Backprop, CheckpointedBackprop, ForwardMode, FrozenTrunk, Gr
 from splitfg.data.device import DeviceWindows
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
+from splitfg.experiments._peaks import peaks, savings
 from splitfg.experiments._training import compiler, matmul_precision
 from splitfg.experiments.language import Language
 from splitfg.experiments.language._build import load_corpus, make_split
@@ -29,7 +28,6 @@ Step = Callable[[], object]
 _MIB = 2**20
 # Optimizer state appears in the first step, and a captured step is captured in the fourth.
 _BEFORE, _MEASURED = 3, 2
-_SIDE_BY_SIDE = 6
 _BACKPROPS: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-chunked": Backprop(closed_head=True),
@@ -39,9 +37,12 @@ _BACKPROPS: dict[str, Estimator] = {
 
 
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Milliseconds or MiB of every variant, and their ratios to backprop."""
-    metrics = (_times if config.measure == "time" else _peaks)(config, seed, run)
-    return metrics | against_backprop(metrics)
+    """Milliseconds or MiB of every variant, and how they compare with backprop's."""
+    if config.measure == "memory":
+        found = peaks(peak, config.variants, config, seed, run)
+        return found | savings(found)
+    times = _times(config, seed, run)
+    return times | slowdowns(times)
 
 
 def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
@@ -57,26 +58,6 @@ def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
                 # one variant that does not fit or does not compile leaves the others their numbers
                 run.note(f"{name} was not timed: {error}")
         return {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
-
-
-def _peaks(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
-    """Peak memory of every variant.
-
-    Raises:
-        RunError: There is no GPU, on which alone torch counts memory.
-    """
-    if run.device.type != "cuda":
-        raise RunError("memory can only be measured on a GPU: pass --device cuda where there is one")
-    found: dict[str, float] = {}
-    with ProcessPoolExecutor(_SIDE_BY_SIDE, get_context("spawn"), max_tasks_per_child=1) as pool:
-        jobs = {name: pool.submit(peak, name, config, seed, str(run.device)) for name in config.variants}
-        for i, (name, job) in enumerate(jobs.items()):
-            run.progress(i, len(jobs))
-            try:
-                found |= {f"{what}/{name}": value for what, value in job.result().items()}
-            except (RuntimeError, SplitError) as error:
-                run.note(f"the memory of {name} was not measured: {error}")
-    return found
 
 
 def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
@@ -117,16 +98,12 @@ def parse(name: str, block: int) -> tuple[Estimator, int]:
     return SplitFG(int(K), engine=ForwardMode(int(chunk))), int(own_block or block)
 
 
-def against_backprop(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Every time over backprop's, and every memory as a saving against it in percent."""
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        what, _, variant = name.partition("/")
-        reference = metrics.get(f"{what}/backprop")
-        if reference is not None and what in ("ms", "mib"):
-            ratio = value / reference
-            found |= {f"ratio/{variant}": ratio} if what == "ms" else {f"saved/{variant}": 100 * (1 - ratio)}
-    return found
+def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Every time over backprop's; empty without backprop."""
+    reference = metrics.get("ms/backprop")
+    if reference is None:
+        return {}
+    return {f"ratio/{name.removeprefix('ms/')}": value / reference for name, value in metrics.items()}
 
 
 def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
