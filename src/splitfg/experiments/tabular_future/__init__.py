@@ -28,6 +28,11 @@ _VARIANTS: dict[str, tuple[str, TabularMethod, Network]] = {
     "backprop": ("Linear head, backprop", BackpropMethod(), Network()),
 }
 
+
+def _cell(preset: str, metric: str) -> Cell:
+    return Cell(preset, metric, decimals=1 if metric == "accuracy" else 3)
+
+
 EXPERIMENT = Experiment(
     name="tabular_future",
     title="Tables: conditioned tangents, nonlinear and probed heads",
@@ -44,7 +49,7 @@ EXPERIMENT = Experiment(
             "Split-FG, K = 8: what tangents and heads change",
             tuple(f"{label}, {'%' if metric == 'accuracy' else 'RMSE'}" for label, metric in _DATA.values()),
             tuple(
-                Row(title, tuple(Cell(f"{name}-{variant}", metric) for name, (_, metric) in _DATA.items()))
+                Row(title, tuple(_cell(f"{name}-{variant}", metric) for name, (_, metric) in _DATA.items()))
                 for variant, (title, _, _) in _VARIANTS.items()
             ),
             decimals=3,
