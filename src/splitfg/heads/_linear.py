@@ -76,14 +76,14 @@ class LinearHead(Head):
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
         flat, target = h.reshape(-1, h.shape[-1]), self.output_loss.fold(target, self.out_features)
         params, u = self.params(), torch.empty_like(h, memory_format=torch.contiguous_format).view_as(flat)
-        sums, loss = _Sums(params), h.new_zeros((), dtype=_accumulation(h.dtype))
-        cut = tiles(len(flat), self.out_features, self.block)
+        sums, losses, cut = _Sums(params), [], tiles(len(flat), self.out_features, self.block)
         for part in cut.rows:
-            read = self._read(params, flat[part])
-            rows = self.output_loss.rows(target[part], normaliser, self.out_features, loss.dtype)
-            part_loss, pulled = self._readout(params, read[-1], rows, cut.columns, sums)
+            read = self._read(params, _rows(flat, part))
+            rows = self.output_loss.rows(_rows(target, part), normaliser, self.out_features, _accumulation(h.dtype))
+            loss, pulled = self._readout(params, read[-1], rows, cut.columns, sums)
             u[part] = self._pull_back(params, pulled, read, sums)
-            loss = loss + part_loss
+            losses.append(loss)
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         return HeadGradient(loss, u.view(h.shape), sums.cast_like(params))
 
     def _read(self, params: Params, rows: Tensor) -> list[Tensor]:
@@ -99,7 +99,7 @@ class LinearHead(Head):
         """The loss, and its derivative by what the last layer reads, collecting that layer's gradient on the way."""
         name, loss = str(self.depth - 1), self.output_loss
         weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
-        firsts = torch.arange(0, self.out_features, columns[0].stop, device=x.device).unbind()
+        firsts = _firsts(columns, x.device)
         place = x.new_empty(len(x), padded(columns[0].stop), dtype=_accumulation(x.dtype))
         seen: Facts | None = None
         for block in columns:
@@ -114,7 +114,7 @@ class LinearHead(Head):
             delta = outputs if spikes is None else outputs.scatter_add_(1, *spikes)
             total = total + part
             sums.collect(name, block, delta, x)
-            pulled.add_products(delta.to(weight.dtype), weight[block])
+            pulled.add_products(delta.to(weight.dtype), _rows(weight, block))
         return total, pulled.value
 
     def _pull_back(self, params: Params, pulled: Tensor, read: list[Tensor], sums: _Sums) -> Tensor:
@@ -128,14 +128,30 @@ class LinearHead(Head):
 
 def _outputs(x: Tensor, weight: Tensor, block: slice, place: Tensor) -> Tensor:
     """The product of x with a block of W's rows, put into its place."""
-    outputs = place[:, : block.stop - block.start]
+    outputs, weight = _columns(place, slice(0, block.stop - block.start)), _rows(weight, block)
     for part in aligned(slice(0, outputs.shape[1])):
-        _Sum(outputs[:, part]).add_product(x, weight[block][part].T)
+        _Sum(_columns(outputs, part)).add_product(x, _rows(weight, part).T)
     return outputs
 
 
+def _firsts(columns: Sequence[slice], device: torch.device) -> Sequence[Tensor | None]:
+    """The first column of every block, where there are several."""
+    if len(columns) == 1:
+        return (None,)
+    return torch.arange(0, columns[-1].stop, columns[0].stop, device=device).unbind()
+
+
 def _part(bias: Tensor | None, block: slice) -> Tensor | None:
-    return None if bias is None else bias[block]
+    return None if bias is None else _rows(bias, block)
+
+
+def _rows(t: Tensor, part: slice) -> Tensor:
+    """Some of a tensor's rows; slicing takes as long as a small product, so that all of them are the tensor itself."""
+    return t if part.stop - part.start == t.shape[0] else t[part]
+
+
+def _columns(t: Tensor, part: slice) -> Tensor:
+    return t if part.stop - part.start == t.shape[1] else t[:, part]
 
 
 class _Sum:
@@ -161,7 +177,7 @@ class _Sum:
     def add_products(self, left: Tensor, right: Tensor) -> None:
         """The product, over an inner dimension that is taken in aligned parts."""
         for part in aligned(slice(0, left.shape[1])):
-            self.add_product(left[:, part], right[part])
+            self.add_product(_columns(left, part), _rows(right, part))
 
 
 class _Sums:
@@ -178,7 +194,7 @@ class _Sums:
         delta = delta.to(x.dtype)
         for part in aligned(block):
             columns = slice(part.start - block.start, part.stop - block.start)
-            self._sum(f"{layer}.weight", part).add_product(delta[:, columns].T, x)
+            self._sum(f"{layer}.weight", part).add_product(_columns(delta, columns).T, x)
 
     def cast_like(self, params: Params) -> Params:
         """All of them in the parameters' dtype."""
@@ -187,7 +203,7 @@ class _Sums:
     def _sum(self, name: str, block: slice) -> _Sum:
         key = (name, block.start)
         if key not in self._sums:
-            self._sums[key] = _Sum(self._whole[name][block])
+            self._sums[key] = _Sum(_rows(self._whole[name], block))
         return self._sums[key]
 
 

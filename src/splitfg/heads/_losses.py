@@ -59,14 +59,14 @@ class OutputLoss(nn.Module, ABC):
 
     @abstractmethod
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
     ) -> tuple[Tensor, Spikes | None]:
         """A block's part of the loss; turns ``outputs`` into its δ, but for the spikes still to be added.
 
         Args:
             outputs: The block, shape ``(n, c)``.
             bias: The bias ``(c,)`` that it lacks.
-            first: Its first column, a 0-d integer tensor.
+            first: Its first column, a 0-d integer tensor; ``None`` where it has all columns.
             rows: From :meth:`rows`.
             seen: From :meth:`look`, all blocks seen.
         """
@@ -150,12 +150,15 @@ class CrossEntropy(OutputLoss):
         return loss
 
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
     ) -> tuple[Tensor, Spikes | None]:
         """-(1/N) Σ_n Σ_c a_nc (z_nc - m_n), and δ = ((Σ_c a_c) p - a) / N, over the block's columns c."""
         labels, (peak, total), width = _Labels(*rows), seen, outputs.shape[1]
-        column = labels.label - first
-        weight = labels.weight * ((column >= 0) & (column < width))
+        column, weight = labels.label, labels.weight
+        if first is not None:
+            column = labels.label - first
+            weight = weight * ((column >= 0) & (column < width))
+        # labels of other blocks, and of rows that do not count, weigh nothing
         column = column.clamp(0, width - 1).unsqueeze(1)
         if bias is not None:
             outputs.add_(bias)
@@ -166,7 +169,8 @@ class CrossEntropy(OutputLoss):
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1))
         else:
             share, spread = labels.smoothing
-            spread = spread[first + torch.arange(width, device=outputs.device)]
+            if first is not None:
+                spread = spread[first + torch.arange(width, device=outputs.device)]
             expected = expected + (share * (outputs @ spread)).sum()
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1)).addr_(share, spread, alpha=-1)
         return -expected, (column, -weight.unsqueeze(1))
@@ -280,13 +284,13 @@ class SquaredError(OutputLoss):
         self,
         outputs: Tensor,
         bias: Tensor | None,
-        first: Tensor,
+        first: Tensor | None,
         rows: Facts,
         seen: Facts,  # noqa: ARG002
     ) -> tuple[Tensor, Spikes | None]:
         """1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N, over the block's columns c."""
         target, scale = rows
-        if target.shape[1] > outputs.shape[1]:
+        if first is not None:
             target = target[:, first + torch.arange(outputs.shape[1], device=outputs.device)]
         outputs.sub_(target if bias is None else target - bias)
         loss = 0.5 * outputs.square().sum() / scale

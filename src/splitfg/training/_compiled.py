@@ -152,7 +152,7 @@ class _CompiledLoss(OutputLoss):
         return self.inner.base(rows, seen)
 
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor, rows: Facts, seen: Facts
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
     ) -> tuple[Tensor, Spikes | None]:
         found: tuple[Tensor, Spikes | None] = self._residual(outputs, bias, first, rows, seen)
         return found
