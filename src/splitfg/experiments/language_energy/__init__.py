@@ -81,4 +81,6 @@ EXPERIMENT = Experiment(
         ),
     ),
     smoke=("batches=2", *(f"training.{setting}" for setting in SMOKE)),
+    immaterial=("training.block",),
+    earlier=(("training.clip_apart", False),),
 )
