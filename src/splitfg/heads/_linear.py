@@ -15,7 +15,7 @@ from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss
 from splitfg.heads._tiles import aligned, padded, tiles
 from splitfg.types import HeadGradient, Params
 
-# Outputs in memory at once: 64 MiB in float32.
+# Outputs in a block: 64 MiB in float32.
 _BLOCK = 2**24
 
 
@@ -36,7 +36,7 @@ class LinearHead(Head):
     Args:
         layers: One or more :class:`torch.nn.Linear`, kept and shared, not copied.
         loss: The loss on the outputs; cross-entropy by default.
-        block: How many outputs may exist at once.
+        block: How many outputs a block may have; besides it, only a copy of it exists at any time.
     """
 
     def __init__(self, *layers: nn.Linear, loss: OutputLoss | None = None, block: int = _BLOCK) -> None:
