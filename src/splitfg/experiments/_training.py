@@ -4,14 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from splitfg import Split
+from splitfg import CosineWithWarmup, GradientLearner, Split
 from splitfg.estimators._grads import norm
+from splitfg.recipes import MethodRecipe, OptimizerRecipe
+from splitfg.runs import RunContext, fit
+from splitfg.runs.loop import Batches, Evaluate
 from splitfg.training._compiled import Compile, whole
-from splitfg.types import Params
+from splitfg.types import Learner, Params
+
+_LINES = 500
+
+
+class Training(Protocol):
+    """What configs of training runs have in common."""
+
+    @property
+    def method(self) -> Any:
+        """Where gradients come from: a :class:`~splitfg.recipes.MethodRecipe`, of those that can be trained here."""
+
+    @property
+    def optimizer(self) -> OptimizerRecipe:
+        """How gradients become steps."""
+
+    @property
+    def rho(self) -> float:
+        """Trunk step scale."""
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the linear warmup."""
+
+    @property
+    def max_norm(self) -> float:
+        """Clipping bound."""
+
+    @property
+    def clip_apart(self) -> bool:
+        """Whether trunk and head are clipped each by itself."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+
+    @property
+    def evaluations(self) -> int:
+        """How often the run is measured."""
+
+    @property
+    def checkpoints(self) -> int:
+        """How often it is saved."""
+
+
+def gradient_learner(config: Training, split: Split, *, horizon: int) -> GradientLearner:
+    """The eager learner of a config, its learning rate annealed over ``horizon`` steps."""
+    assert isinstance(config.method, MethodRecipe)
+    estimator, magnitude = config.method.build()
+    return GradientLearner(
+        split,
+        estimator,
+        config.optimizer.build(split, rho=config.rho),
+        schedule=CosineWithWarmup(horizon, config.warmup),
+        max_norm=config.max_norm,
+        clip_apart=config.clip_apart,
+        magnitude=magnitude,
+    )
+
+
+def fit_budget(
+    config: Training,
+    learner: Learner,
+    batches: Batches,
+    *,
+    generator: torch.Generator,
+    run: RunContext,
+    evaluate: Evaluate,
+) -> dict[str, float]:
+    """Train for the config's budget, evaluated, saved and logged as often as it says."""
+    return fit(
+        learner,
+        batches,
+        steps=config.steps,
+        generator=generator,
+        run=run,
+        evaluate=evaluate,
+        evaluate_every=max(1, config.steps // config.evaluations),
+        checkpoint_every=max(1, config.steps // config.checkpoints),
+        log_every=max(1, config.steps // _LINES),
+    )
 
 
 def compiler(step: str, device: torch.device) -> Compile | None:

@@ -16,14 +16,14 @@ from splitfg import CosineWithWarmup, GradientLearner, Split
 from splitfg.data import Images, load_images
 from splitfg.data.augment import ChannelScale
 from splitfg.data.device_images import AugmentedBatches, DeviceImages
-from splitfg.experiments._training import compiler, matmul_precision
+from splitfg.experiments._training import compiler, gradient_learner, matmul_precision
 from splitfg.experiments.images._config import ImageTraining
 from splitfg.experiments.images._networks import PlainMLP
 from splitfg.learners import CapturedLearner
 from splitfg.learners.forward_forward import ForwardForward
 from splitfg.learners.goodness import Contrast, HardNegatives
 from splitfg.learners.hopfield import HopfieldReadout
-from splitfg.recipes import Adam, AdamW, ForwardForwardMethod, HopfieldMethod, MethodRecipe, PredictiveCodingMethod
+from splitfg.recipes import Adam, AdamW, ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.runs import RunError
 
 _SYNTHETIC_SIDE, _SYNTHETIC_CLASSES = 8, 10
@@ -85,17 +85,7 @@ def make_split(config: ImageTraining, data: ImageData, seed: int) -> Split:
 
 def make_learner(config: ImageTraining, split: Split, batches: TrainingBatches) -> GradientLearner | CapturedLearner:
     """The learner of a gradient method, sped up as the config says."""
-    assert isinstance(config.method, MethodRecipe)
-    estimator, magnitude = config.method.build()
-    learner = GradientLearner(
-        split,
-        estimator,
-        config.optimizer.build(split, rho=config.rho),
-        schedule=CosineWithWarmup(config.horizon, config.warmup),
-        max_norm=config.max_norm,
-        clip_apart=config.clip_apart,
-        magnitude=magnitude,
-    )
+    learner = gradient_learner(config, split, horizon=config.horizon)
     if config.step == "eager":
         return learner
     # predictive coding settles the layers of a plain MLP, which a compiled one no longer has

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfg.data.epochs import Epochs
-from splitfg.experiments._training import Displacement
+from splitfg.experiments._training import Displacement, fit_budget
 from splitfg.experiments.images._build import (
     ImageData,
     TrainingBatches,
@@ -26,7 +26,6 @@ from splitfg.learners import CapturedLearner
 from splitfg.recipes import ForwardForwardMethod, HopfieldMethod
 from splitfg.runs import RunContext, fit
 from splitfg.runs.environment import PeakMemory
-from splitfg.runs.loop import Batches, Evaluate
 from splitfg.types import Learner
 
 _IMAGES_AT_ONCE = 500
@@ -63,11 +62,11 @@ def _train(config: ImageTraining, data: ImageData, seed: int, run: RunContext) -
         return {**accuracy(learner, config, data), "trunk_moved": moved()}
 
     if not isinstance(learner, CapturedLearner):
-        return _fit(config, learner, batches, generator, run, evaluate)
+        return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)
     learner.check(*learner.batch(learner.steps), generator=generator)
     # what comparing with eager code takes is no part of training
     run.memory = PeakMemory(run.device)
-    return _fit(config, learner, learner.batch, generator, run, evaluate)
+    return fit_budget(config, learner, learner.batch, generator=generator, run=run, evaluate=evaluate)
 
 
 def _train_layers(
@@ -76,7 +75,8 @@ def _train_layers(
     learner = make_forward_forward(config, method, data, seed)
     generator = torch.Generator(run.device).manual_seed(seed)
     evaluate = partial(accuracy, config=config, data=data)
-    return _fit(config, learner, TrainingBatches(config, data.train, seed), generator, run, evaluate)
+    batches = TrainingBatches(config, data.train, seed)
+    return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)
 
 
 def _store(
@@ -101,24 +101,3 @@ def _store(
         "standardise": learner.scaling.standardise,
         "unit": learner.scaling.unit,
     }
-
-
-def _fit(
-    config: ImageTraining,
-    learner: Learner,
-    batches: Batches,
-    generator: torch.Generator,
-    run: RunContext,
-    evaluate: Evaluate,
-) -> dict[str, float]:
-    return fit(
-        learner,
-        batches,
-        steps=config.steps,
-        generator=generator,
-        run=run,
-        evaluate=evaluate,
-        evaluate_every=max(1, config.steps // config.evaluations),
-        checkpoint_every=max(1, config.steps // config.checkpoints),
-        log_every=max(1, config.steps // 500),
-    )

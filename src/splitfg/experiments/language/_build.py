@@ -9,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
+from splitfg import GradientLearner, LinearHead, Split, Tied
 from splitfg.data import DataError, Windows, load_tokens
 from splitfg.data.device import DeviceWindows
-from splitfg.experiments._training import compiler
+from splitfg.experiments._training import compiler, gradient_learner
 from splitfg.experiments.language._config import Language
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
-from splitfg.recipes import MethodRecipe
 from splitfg.runs.loop import Batches
 
 _SYNTHETIC_TOKENS = 4096
@@ -58,17 +57,7 @@ def make_learner(
     config: Language, split: Split, windows: Windows, device: torch.device
 ) -> tuple[GradientLearner | CapturedLearner, Batches]:
     """The learner and its batches, sped up as the config says."""
-    assert isinstance(config.method, MethodRecipe)
-    estimator, magnitude = config.method.build()
-    learner = GradientLearner(
-        split,
-        estimator,
-        config.optimizer.build(split, rho=config.rho),
-        schedule=CosineWithWarmup(config.steps, config.warmup),
-        max_norm=config.max_norm,
-        clip_apart=config.clip_apart,
-        magnitude=magnitude,
-    )
+    learner = gradient_learner(config, split, horizon=config.steps)
     batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
     if config.step == "eager":
         return learner, batches

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import torch
 
-from splitfg.experiments._training import Displacement, matmul_precision
+from splitfg.experiments._training import Displacement, fit_budget, matmul_precision
 from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language._config import BigramMethod, KnnLMMethod, Language, UnigramMethod
 from splitfg.experiments.language._memory import explaining_memory
 from splitfg.experiments.language._references import count_tokens, recall
 from splitfg.experiments.language._validate import Validation, perplexity
 from splitfg.learners import CapturedLearner
-from splitfg.runs import RunContext, fit
+from splitfg.runs import RunContext
 from splitfg.runs.environment import PeakMemory
 from splitfg.types import Learner
 
@@ -47,14 +47,4 @@ def train(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float
             learner.check(*batches(0), generator=generator)
         # what comparing with eager code takes is no part of training
         run.memory = PeakMemory(run.device)
-        return fit(
-            learner,
-            batches,
-            steps=config.steps,
-            generator=generator,
-            run=run,
-            evaluate=evaluate,
-            evaluate_every=max(1, config.steps // config.evaluations),
-            checkpoint_every=max(1, config.steps // config.checkpoints),
-            log_every=max(1, config.steps // 500),
-        )
+        return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)

@@ -10,10 +10,10 @@ import torch
 from splitfg import Backprop, Split
 from splitfg.data import Windows
 from splitfg.estimators._grads import norm
-from splitfg.experiments._training import matmul_precision
+from splitfg.experiments._training import fit_budget, matmul_precision
 from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language_energy import Energy
-from splitfg.runs import RunContext, fit
+from splitfg.runs import RunContext
 from splitfg.types import Learner
 
 
@@ -35,17 +35,8 @@ def run(config: Energy, *, seed: int, run: RunContext) -> Mapping[str, float]:
         if run.restored is None:
             run.log(0, evaluate())
         learner, batches = make_learner(training, split, windows, run.device)
-        return fit(
-            learner,
-            batches,
-            steps=training.steps,
-            generator=torch.Generator(run.device).manual_seed(seed),
-            run=run,
-            evaluate=evaluate,
-            evaluate_every=max(1, training.steps // training.evaluations),
-            checkpoint_every=max(1, training.steps // training.checkpoints),
-            log_every=max(1, training.steps // 500),
-        )
+        generator = torch.Generator(run.device).manual_seed(seed)
+        return fit_budget(training, learner, batches, generator=generator, run=run, evaluate=evaluate)
 
 
 def energy(split: Split, windows: Windows, batch: int, batches: int) -> dict[str, float]:
