@@ -279,7 +279,10 @@ def test_dark_follows_the_system_and_the_button_overrules_it(open_tab: OpenTab, 
     tab.click("[data-theme-toggle]")
     assert brightness(tab.js(BACKGROUND)) < 60
     tab.emulate_media("screen", dark=False)
+    deadline = time.monotonic() + TIMEOUT
     tab.load(report)
+    while brightness(tab.js(BACKGROUND)) > 60 and time.monotonic() < deadline:
+        tab.load(report)  # a page that is opened at once may come before the browser has stored the choice
     assert brightness(tab.js(BACKGROUND)) < 60, "a choice stays"
 
 
