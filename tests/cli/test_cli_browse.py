@@ -6,12 +6,18 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from command_line import environment, splitfg
+from report_samples import Config, config_json, report_json, write_run
+
+from splitfg.commands._standing import standings
+from splitfg.experiments.spec import Experiment, Preset
 
 HEAVY = ("torch", "pandas", "matplotlib", "numpy", "sklearn", "asyncio")
 
@@ -68,6 +74,15 @@ def test_targets_can_be_tables_and_patterns(tmp_path: Path, target: str, presets
 def test_ls_for_machines(tmp_path: Path) -> None:
     (row,) = json.loads(splitfg("ls", "tiny/adam", "--json", cwd=tmp_path).stdout)
     assert (row["experiment"], row["preset"], row["seeds"], row["done"]) == ("tiny", "adam", [0, 1], [])
+
+
+def test_a_run_that_differs_in_immaterial_fields_counts_as_done(tmp_path: Path) -> None:
+    preset = Preset("a", "A", Config())
+    strict = Experiment("e", "E", "Table 0", "m:f", (preset,))
+    write_run(tmp_path / "runs", report_json("e", "a", config=config_json(Config(), K=2)))
+    for experiment, done, overridden in ((strict, (), 1), (replace(strict, immaterial=("K",)), (0,), 0)):
+        (found,), _ = standings([(experiment, preset)], tmp_path / "runs", tmp_path / "results")
+        assert (found.done, found.overridden) == (done, overridden)
 
 
 def test_show_lists_fields_with_types_and_the_paper(tmp_path: Path) -> None:

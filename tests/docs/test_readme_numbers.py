@@ -13,7 +13,6 @@ import pytest
 from splitfg.experiments import EXPERIMENTS, Cell
 from splitfg.experiments.language._presets import tenth
 from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
-from splitfg.report._groups import config_changes
 from splitfg.report._views import view_report
 from splitfg.runs import RunReport
 from splitfg.runs.results import read_results
@@ -53,7 +52,7 @@ def recorded(experiment: str, preset: str, metric: str) -> float:
     """
     found = {e.name: e for e in EXPERIMENTS}[experiment]
     runs = [report for report in reports(experiment) if report.preset == preset]
-    today = [r for r in runs if not config_changes(found, found.preset(preset).config, r.config)]
+    today = [r for r in runs if not found.changes(found.preset(preset), r.config)]
     runs = today or runs
     assert {r.seed for r in runs} == set(found.preset(preset).seeds), f"{experiment}/{preset}"
     assert len(runs) == len(found.preset(preset).seeds)

@@ -14,7 +14,7 @@ from report_samples import Config, Step, config_json, report_json
 
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 from splitfg.report._costs import view_costs
-from splitfg.report._groups import PresetRuns, config_changes, group_runs
+from splitfg.report._groups import PresetRuns, group_runs
 from splitfg.report._provenance import provenance
 from splitfg.report._tables import CellView, TableView, view_table
 from splitfg.runs.config import from_json
@@ -151,25 +151,27 @@ class TestOverrides:
 
     def test_changes_name_nested_fields_and_ignore_how_a_number_is_written(self):
         config = Config(step=Step(lr=1.0))
-        assert config_changes(EXPERIMENT, config, config_json(config)) == ()
+        preset = Preset("a", "", config)
+        assert EXPERIMENT.changes(preset, config_json(config)) == ()
         same = config_json(config) | {"step": {"type": "Step", "lr": 1, "rho": 1}}
-        assert config_changes(EXPERIMENT, config, same) == ()
+        assert EXPERIMENT.changes(preset, same) == ()
         changed = config_json(config) | {"step": {"type": "Step", "lr": 1.0, "rho": 0.03}}
-        assert config_changes(EXPERIMENT, config, changed) == ("step.rho=0.03 (preset: 1.0)",)
+        assert EXPERIMENT.changes(preset, changed) == ("step.rho=0.03 (preset: 1.0)",)
 
     def test_fields_that_came_or_went_are_changes(self):
         recorded = config_json(Config()) | {"clip": 1.0}
         del recorded["K"]
-        found = config_changes(EXPERIMENT, Config(), recorded)
+        found = EXPERIMENT.changes(Preset("a", "", Config()), recorded)
         assert set(found) == {"K=absent (preset: 8)", "clip=1.0 (preset: absent)"}
 
     def test_an_experiment_says_which_fields_are_immaterial_and_what_held_before_a_field(self):
         recorded = config_json(Config()) | {"clip": 1.0}
         del recorded["K"]
         forgiving = replace(EXPERIMENT, immaterial=("clip",), earlier=(("K", 8),))
-        assert config_changes(forgiving, Config(), recorded) == ()
-        assert config_changes(replace(forgiving, earlier=(("K", 4),)), Config(), recorded) == ("K=4 (preset: 8)",)
-        assert config_changes(forgiving, Config(), recorded | {"K": 2}) == ("K=2 (preset: 8)",)
+        preset = Preset("a", "", Config())
+        assert forgiving.changes(preset, recorded) == ()
+        assert replace(forgiving, earlier=(("K", 4),)).changes(preset, recorded) == ("K=4 (preset: 8)",)
+        assert forgiving.changes(preset, recorded | {"K": 2}) == ("K=2 (preset: 8)",)
 
 
 class TestDigits:

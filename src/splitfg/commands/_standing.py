@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from splitfg.experiments import Experiment, Preset
-from splitfg.runs import read_records, to_json
+from splitfg.runs import read_records
 from splitfg.runs.results import Problem, Records
 
 
@@ -17,10 +17,10 @@ class Standing:
     """The runs of one preset.
 
     Attributes:
-        done: Seeds of the preset that are finished with its very config, diverged ones included.
+        done: Seeds of the preset that are finished as it says, diverged ones included.
         diverged: Those of them that diverged.
         unfinished: Runs begun and not ended, overridden ones included.
-        overridden: Finished runs with another config.
+        overridden: Finished runs made with something changed.
     """
 
     experiment: Experiment
@@ -73,10 +73,9 @@ def standings(
 
 
 def _standing(experiment: Experiment, preset: Preset, records: Records) -> Standing:
-    config = to_json(preset.config)
     reports = [r.report for r in records.runs]
     mine = [r for r in reports if (r.experiment, r.preset) == (experiment.name, preset.name)]
-    exact = [r for r in mine if r.config == config]
+    exact = [r for r in mine if not experiment.changes(preset, r.config)]
     begun = f"{experiment.name}/{preset.name}"
     return Standing(
         experiment,

@@ -108,7 +108,8 @@ def _print_preset(console: Console, standing: Standing) -> None:
 
 def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Dotted name, value and type of every field; a nested dataclass is named by its class."""
-    for name, annotation in field_types(type(config)).items():
+    cls: type = type(config)
+    for name, annotation in field_types(cls).items():
         value = getattr(config, name)
         nested = type(value).__name__ in dataclass_members(annotation)
         yield f"{prefix}{name}", type(value).__name__ if nested else value, describe(annotation)

@@ -1,8 +1,8 @@
-"""What several experiments train with: compiled steps, matrix products of a chosen precision, the trunk's path."""
+"""What several experiments train with: budgets, compiled steps, a chosen precision, the trunk's path."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from splitfg import CosineWithWarmup, GradientLearner, Split
+from splitfg.data.epochs import Epochs
 from splitfg.estimators._grads import norm
+from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes import MethodRecipe, OptimizerRecipe
 from splitfg.runs import RunContext, fit
 from splitfg.runs.loop import Batches, Evaluate
@@ -96,6 +98,37 @@ def fit_budget(
         checkpoint_every=max(1, config.steps // config.checkpoints),
         log_every=max(1, config.steps // _LINES),
     )
+
+
+def fit_store(
+    learner: HopfieldReadout,
+    take: Callable[[Tensor], tuple[Tensor, Tensor]],
+    epochs: Epochs,
+    *,
+    steps: int,
+    generator: torch.Generator,
+    run: RunContext,
+) -> dict[str, float]:
+    """Store each sample at most once, within the budget, and choose the readout's settings on what is stored.
+
+    ``take`` gives x and y of the samples whose numbers, on the CPU, ``epochs`` has put in order.
+    """
+    steps = min(steps, epochs.steps)
+    fit(
+        learner,
+        lambda step: take(epochs.once(step)),
+        steps=steps,
+        generator=generator,
+        run=run,
+        checkpoint_every=steps,
+    )
+    learner.tune(generator=generator)
+    return {
+        "stored": learner.stored,
+        "beta": learner.beta,
+        "standardise": learner.scaling.standardise,
+        "unit": learner.scaling.unit,
+    }
 
 
 def compiler(step: str, device: torch.device) -> Compile | None:

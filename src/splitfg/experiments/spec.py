@@ -5,8 +5,13 @@ Nothing here imports torch, so that listing and reporting start at once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+
+from splitfg.runs.config import flatten, to_json
+
+_ABSENT: Final = "absent"
 
 
 @dataclass(frozen=True)
@@ -162,3 +167,10 @@ class Experiment:
     def preset(self, name: str) -> Preset:
         """The preset of that name."""
         return next(p for p in self.presets if p.name == name)
+
+    def changes(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
+        expected, actual = dict(flatten(to_json(preset.config))), dict(self.earlier) | dict(flatten(recorded))
+        names = [name for name in {**expected, **actual} if name not in self.immaterial]
+        pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
+        return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)

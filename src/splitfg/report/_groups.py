@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from splitfg.experiments.spec import Experiment, Preset
 from splitfg.report._numbers import Summary, summarise
-from splitfg.runs.config import flatten, to_json
 from splitfg.runs.record import RunReport
 from splitfg.runs.results import RunRecord
 
-_ABSENT = "absent"
 _QUANTITIES = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward", "wall_s", "steps")
 
 
@@ -69,17 +66,9 @@ def _metric(report: RunReport, name: str) -> float | None:
     return measured.get(name)
 
 
-def config_changes(experiment: Experiment, config: Any, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-    """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
-    expected, actual = dict(flatten(to_json(config))), dict(experiment.earlier) | dict(flatten(recorded))
-    names = [name for name in {**expected, **actual} if name not in experiment.immaterial]
-    pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
-    return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)
-
-
 def _group_preset(experiment: Experiment, preset: Preset, records: list[RunRecord]) -> PresetRuns:
     by_changes: dict[tuple[str, ...], list[RunRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: r.report.seed):
-        by_changes[config_changes(experiment, preset.config, record.report.config)].append(record)
+        by_changes[experiment.changes(preset, record.report.config)].append(record)
     as_designed = tuple(by_changes.pop((), ()))
     return PresetRuns(preset, as_designed, tuple(Variant(c, tuple(r)) for c, r in sorted(by_changes.items())))

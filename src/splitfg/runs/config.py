@@ -8,6 +8,7 @@ dataclasses and unions of these. A nested dataclass carries its class name in JS
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -29,7 +30,8 @@ _INVALID: Final = object()
 
 def to_json(config: Any) -> dict[str, Any]:
     """A config as JSON values: dataclasses become objects, tuples become arrays."""
-    return {name: _encode(getattr(config, name)) for name in field_types(type(config))}
+    cls: type = type(config)
+    return {name: _encode(getattr(config, name)) for name in field_types(cls)}
 
 
 def from_json(cls: type[T], data: Any) -> T:
@@ -79,12 +81,13 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def field_types(cls: type) -> dict[str, Any]:
+@functools.cache
+def field_types(cls: type) -> Mapping[str, Any]:
     """The fields of a dataclass with their annotations, names in them resolved."""
     hints = typing.get_type_hints(cls)
     if TAG in hints:
         raise TypeError(f"{cls.__name__}.{TAG}: no field can have this name, it holds the class in JSON")
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+    return types.MappingProxyType({f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init})
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -134,8 +137,9 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(annotation: Any, value: Any, at: str, problems: list[str]) -> Any:
-    options = members(annotation)
-    if len(options) > 1:
+    if annotation in _SCALARS:
+        return _decode_scalar(annotation, value, at, problems)
+    if len(members(annotation)) > 1:
         return _decode_union(annotation, value, at, problems)
     if annotation is Any:
         return value
@@ -154,6 +158,8 @@ def _decode_union(annotation: Any, value: Any, at: str, problems: list[str]) -> 
     if isinstance(value, Mapping) and classes:
         return _decode_tagged(classes, value, at, problems)
     for member in members(annotation):
+        if member in _SCALARS and not _SCALARS[member](value):
+            continue
         attempt: list[str] = []
         decoded = _decode(member, value, at, attempt)
         if not attempt:

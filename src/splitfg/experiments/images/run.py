@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfg.data.epochs import Epochs
-from splitfg.experiments._training import Displacement, fit_budget
+from splitfg.experiments._training import Displacement, fit_budget, fit_store
 from splitfg.experiments.images._build import (
     ImageData,
     TrainingBatches,
@@ -24,7 +24,7 @@ from splitfg.experiments.images._build import (
 from splitfg.experiments.images._config import ImageTraining
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import ForwardForwardMethod, HopfieldMethod
-from splitfg.runs import RunContext, fit
+from splitfg.runs import RunContext
 from splitfg.runs.environment import PeakMemory
 from splitfg.types import Learner
 
@@ -87,17 +87,9 @@ def _store(
     generator = torch.Generator(run.device).manual_seed(seed)
     epochs = Epochs(len(data.train), batch=config.batch, seed=seed)
 
-    def batch(step: int) -> tuple[Tensor, Tensor]:
-        x, y = data.train.take(epochs.once(step).to(run.device))
+    def take(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = data.train.take(numbers.to(run.device))
         return as_read(config, x), y
 
-    steps = min(config.steps, epochs.steps)
-    fit(learner, batch, steps=steps, generator=generator, run=run, checkpoint_every=steps)
-    learner.tune(generator=generator)
-    return {
-        **accuracy(learner, config, data),
-        "stored": learner.stored,
-        "beta": learner.beta,
-        "standardise": learner.scaling.standardise,
-        "unit": learner.scaling.unit,
-    }
+    stored = fit_store(learner, take, epochs, steps=config.steps, generator=generator, run=run)
+    return {**accuracy(learner, config, data), **stored}

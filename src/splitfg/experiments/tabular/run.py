@@ -12,6 +12,7 @@ from torch import Tensor
 from splitfg.data import Table, load_table
 from splitfg.data.epochs import Epochs
 from splitfg.data.preprocess import Rows, TableEncoding, TargetScale, folds
+from splitfg.experiments._training import fit_store
 from splitfg.experiments.tabular import Tabular
 from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes.tables import TableRecipe, TableShape
@@ -44,39 +45,26 @@ def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
     recipe = TableRecipe(config.method, config.network, config.optimizer, config.rho, config.clip)
     learner = recipe.build(fold.shape, generator)
     rows = len(fold.x) + len(fold.test_x)
-    if isinstance(learner, HopfieldReadout):
-        return {**_store(learner, config, fold, generator, run), "rows": rows}
     epochs = Epochs(len(fold.x), batch=config.batch, seed=config.training_seed)
 
-    def batch(step: int) -> tuple[Tensor, Tensor]:
-        chosen = epochs.rows(step).to(run.device)
-        return fold.x[chosen], fold.y[chosen]
+    def take(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        here = chosen.to(run.device)
+        return fold.x[here], fold.y[here]
 
-    fit(learner, batch, steps=config.steps, generator=generator, run=run, checkpoint_every=100, log_every=10)
+    if isinstance(learner, HopfieldReadout):
+        stored = fit_store(learner, take, epochs, steps=config.steps, generator=generator, run=run)
+        return {**measure(learner, fold), **stored, "rows": rows}
+    fit(
+        learner,
+        lambda step: take(epochs.rows(step)),
+        steps=config.steps,
+        generator=generator,
+        run=run,
+        checkpoint_every=100,
+        log_every=10,
+    )
     seen = config.steps * epochs.batch / len(fold.x)
     return {**measure(learner, fold), "epochs": seen, "rows": rows}
-
-
-def _store(
-    learner: HopfieldReadout, config: Tabular, fold: Fold, generator: torch.Generator, run: RunContext
-) -> dict[str, float]:
-    """Store each training row at most once, within the budget; choose the readout's settings on the stored rows."""
-    epochs = Epochs(len(fold.x), batch=config.batch, seed=config.training_seed)
-
-    def batch(step: int) -> tuple[Tensor, Tensor]:
-        chosen = epochs.once(step).to(run.device)
-        return fold.x[chosen], fold.y[chosen]
-
-    steps = min(config.steps, epochs.steps)
-    fit(learner, batch, steps=steps, generator=generator, run=run, checkpoint_every=steps)
-    learner.tune(generator=generator)
-    return {
-        **measure(learner, fold),
-        "stored": learner.stored,
-        "beta": learner.beta,
-        "standardise": learner.scaling.standardise,
-        "unit": learner.scaling.unit,
-    }
 
 
 def measure(learner: Learner, fold: Fold) -> dict[str, float]:
