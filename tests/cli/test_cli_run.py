@@ -175,8 +175,8 @@ def wait_until_free(folder: RunFolder) -> None:
 
 
 def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
-    arguments = ("run", "tiny/adam", "--set", "pause_s=0.02", "--set", "steps=150", "--set", "checkpoint_every=1000")
-    folder = RunFolder(tmp_path / "runs/tiny/adam+steps=150,checkpoint_every=1000,pause_s=0.02/seed0")
+    arguments = ("run", "tiny/adam", "--set", "pause_s=0.05", "--set", "steps=150", "--set", "checkpoint_every=1000")
+    folder = RunFolder(tmp_path / "runs/tiny/adam+steps=150,checkpoint_every=1000,pause_s=0.05/seed0")
 
     watched = Watched(tmp_path, *arguments)
     watched.wait_for_step(5)

@@ -46,7 +46,7 @@ os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 PHONE, DESKTOP = (390, 844), (1280, 900)
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 class Browser:

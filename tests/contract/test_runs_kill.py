@@ -26,5 +26,5 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     steps = json.loads(done.stdout.splitlines()[-1])
     assert len(steps) == KILLS
     assert steps == sorted(steps)
-    assert len(set(steps)) > 2, "the kills came before any checkpoint: give the sessions more time"
+    assert len(set(steps)) >= KILLS - 1, "every session but the first has saved"
     assert outcome(killed) == outcome(straight)

@@ -36,9 +36,11 @@ def finish(folder: RunFolder) -> None:
         sys.exit("a run that nobody killed failed")
 
 
-def kill(folder: RunFolder, after_s: float) -> int:
-    """Kill a session; the step that the next one goes on from."""
+def kill(folder: RunFolder, saves: int, after_s: float) -> int:
+    """Kill a session some time after it has saved so often; the step that the next one goes on from."""
     child = start(folder)
+    for _ in range(saves):
+        _wait_for_change(folder.path / "checkpoint.json")
     time.sleep(after_s)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -48,12 +50,29 @@ def kill(folder: RunFolder, after_s: float) -> int:
     return 0 if checkpoint is None else int(checkpoint.state["state"]["step"])
 
 
+def _wait_for_change(path: Path) -> None:
+    before, deadline = _version(path), time.monotonic() + 60
+    while _version(path) == before:
+        if time.monotonic() > deadline:
+            sys.exit("the run saves nothing")
+        time.sleep(0.001)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def main(straight: str, killed: str, kills: str) -> None:
     torch.optim.Adam([torch.zeros(1)])  # imports what every child would import again
     moments = random.Random(0)
     finish(RunFolder(Path(straight)))
     folder = RunFolder(Path(killed))
-    steps = [kill(folder, moments.uniform(0.0, 0.4)) for _ in range(int(kills))]
+    # the first before anything can have been saved, the others after one save or two, wherever that finds them
+    steps = [kill(folder, min(i, moments.randint(1, 2)), moments.uniform(0.0, 0.05)) for i in range(int(kills))]
     finish(folder)
     print(json.dumps(steps))
 
