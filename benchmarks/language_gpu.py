@@ -1,10 +1,12 @@
 """The language experiments on one GPU within a time limit: several runs at once, results written as they come.
 
-``python -m benchmarks.language_gpu first``   captured steps against eager ones, GPU tests, memory and time of a step
-``python -m benchmarks.language_gpu runs``    the plans below, going on where the last call ended
+``python -m benchmarks.language_gpu time``    the time of a step, with the GPU to itself
+``python -m benchmarks.language_gpu check``   GPU tests, captured steps against eager ones, memory of a step
 ``python -m benchmarks.language_gpu verify``  captured steps against eager ones alone
+``python -m benchmarks.language_gpu runs``    the plans below, going on where the last call ended
 
-Runs share the GPU through CUDA's multi-process service where it is installed; without it their kernels take turns.
+Only ``time`` needs a GPU that nothing else uses; ``check`` may go on beside ``runs``. Runs share the GPU through CUDA's
+multi-process service where it is installed; without it their kernels take turns.
 """
 
 from __future__ import annotations
@@ -78,10 +80,18 @@ PLANS = {
     ],
 }
 
+COSTS = {
+    "time": ["language_cost/compiled", "language_cost/eager"],
+    "memory": ["language_cost/compiled-memory", "language_cost/eager-memory"],
+    "swept memory": ["language_cost/depth-*", "language_cost/length-*"],
+}
+MEMORY = ("memory", "swept memory")
+TESTS = ["-p", "no:cacheprovider", "--show-capture=no", "--noconftest", "-ofilterwarnings=default", "tests/gpu"]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("first", "verify", "runs"))
+    parser.add_argument("what", choices=VERBS)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="run folders, kept between calls")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where results files go")
     parser.add_argument("--minutes", type=float, default=9.0, help="save and stop everything after this long")
@@ -90,7 +100,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    {"first": first, "verify": verify, "runs": plans}[args.what](args)
+    VERBS[args.what](args)
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -103,29 +113,21 @@ def verify(args: argparse.Namespace) -> None:
         sys.exit("captured and eager steps differ")
 
 
-def first(args: argparse.Namespace) -> None:
-    """Checks and memory side by side, which also fills the compiler's cache; then the time of a step, alone."""
-    began, environment = time.perf_counter(), {**_environment(), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+def timing(args: argparse.Namespace) -> None:
+    """The time of a step, compiled and captured, and in eager code."""
+    _wait([_cli(["run", *COSTS["time"], "--jobs", "1", "--runs", str(args.runs)], _compiling())], 60 * args.minutes)
+    _collect(args)
+    _print(args)
 
-    def said(what: str) -> None:
-        print(f"{what} after {time.perf_counter() - began:.0f} s", flush=True)
-        _collect(args)
 
-    python, tests = (
-        [sys.executable, "-m"],
-        ["-p", "no:cacheprovider", "--show-capture=no", "--noconftest", "-ofilterwarnings=default", "tests/gpu"],
-    )
-    checks = [["pytest", "-q", *tests], ["benchmarks.language_gpu", "verify", "--out", str(args.out)]]
+def check(args: argparse.Namespace) -> None:
+    """GPU tests, captured steps against eager ones, and memory, side by side."""
+    environment, python = _compiling(), [sys.executable, "-m"]
+    checks = [["pytest", "-q", *TESTS], ["benchmarks.language_gpu", "verify", "--out", str(args.out)]]
     jobs = [subprocess.Popen([*python, *command], env=environment, cwd=ROOT) for command in checks]
-    memory = ["language_cost/compiled-memory", "language_cost/eager-memory"]
-    swept = ["language_cost/depth-*", "language_cost/length-*"]
-    jobs.append(_cli(["run", *memory, "--jobs", "1", "--runs", str(args.runs)], environment))
-    jobs.append(_cli(["run", *swept, "--jobs", "1", "--runs", str(args.runs)], environment))
-    _wait(jobs, 240)
-    said("checked, memory measured")
-    times = ["language_cost/compiled", "language_cost/eager"]
-    _wait([_cli(["run", *times, "--jobs", "1", "--runs", str(args.runs)], environment)], 240)
-    said("timed")
+    jobs += [_cli(["run", *COSTS[what], "--jobs", "1", "--runs", str(args.runs)], environment) for what in MEMORY]
+    _wait(jobs, 60 * args.minutes)
+    _collect(args)
     _print(args)
 
 
@@ -221,6 +223,11 @@ def shared_gpu() -> Iterator[dict[str, str]]:
     yield environment
 
 
+def _compiling() -> dict[str, str]:
+    """The environment for processes that compile side by side."""
+    return {**_environment(), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
 
@@ -231,6 +238,9 @@ def _sees_gpu(environment: dict[str, str]) -> bool:
         return subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
+
+
+VERBS = {"time": timing, "check": check, "verify": verify, "runs": plans}
 
 
 if __name__ == "__main__":
