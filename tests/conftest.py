@@ -3,7 +3,15 @@
 import contextlib
 
 with contextlib.suppress(ImportError):  # the tests for a GPU need no hypothesis
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("splitfg", deadline=None, derandomize=True, max_examples=30, database=None)
+    # how fast examples come says something about the machine alone
+    settings.register_profile(
+        "splitfg",
+        deadline=None,
+        derandomize=True,
+        max_examples=30,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("splitfg")

@@ -23,6 +23,9 @@ def last_linear(model: nn.Module) -> str | None:
 def names_of(part: nn.Module, model: nn.Module) -> dict[str, str]:
     """From a part's parameter names to the model's, by identity."""
     outer = {id(p): name for name, p in model.named_parameters()}
+    strangers = [name for name, p in part.named_parameters() if id(p) not in outer]
+    if strangers:
+        raise SplitError([f"{', '.join(strangers)} of the {type(part).__name__} are no parameters of the model"])
     return {name: outer[id(p)] for name, p in part.named_parameters()}
 
 
@@ -218,7 +221,22 @@ def _graph_module(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
     made = fx.GraphModule(model, graph)
     made.graph.eliminate_dead_code()
     made.recompile()
+    _follow_buffers(made, model)
     return made
+
+
+def _follow_buffers(made: fx.GraphModule, model: nn.Module) -> None:
+    """Have the graph read the model's present buffers: it keeps its own references to those it reads by name."""
+    present = dict(model.named_buffers())
+    read = [n.target for n in made.graph.nodes if n.op == "get_attr" and n.target in present]
+
+    def refresh(module: nn.Module, _: Any) -> None:
+        for name in read:
+            holder, _, leaf = name.rpartition(".")
+            module.get_submodule(holder)._buffers[leaf] = model.get_buffer(name)
+
+    if read:
+        made.register_forward_pre_hook(refresh)
 
 
 def _require(model: nn.Module, name: str) -> None:

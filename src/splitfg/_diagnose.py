@@ -150,12 +150,13 @@ def diagnose(
         measured = torch.stack([(layout.flatten(e.grads) - flat).square().sum() for e in estimates]).mean().item()
     else:
         energy, measured = torch.cat([e.stats.scores for e in estimates]).square().mean().item(), None
+    whole = energy + _energy(head)
     return Diagnosis(
         K=K,
         draws=draws,
         trunk_parameters=layout.total,
         head_parameters=sum(p.numel() for n, p in split.head_params().items() if n not in layout.names),
-        energy_ratio=energy / (energy + _energy(head)),
+        energy_ratio=energy / whole if whole > 0 else 0.0,
         predicted_variance=(layout.total + 1) / K * energy,
         measured_variance=measured,
         snr={} if g is None else _signal_to_noise(g.grads, energy, K),

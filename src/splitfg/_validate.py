@@ -17,6 +17,7 @@ from splitfg.errors import NonFiniteError, SplitError, refuse
 from splitfg.types import Inputs, Target
 
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
+_RUNNING_STATISTICS = (nn.modules.instancenorm._InstanceNorm,)
 _DROPOUT = (nn.modules.dropout._DropoutNd,)
 
 
@@ -97,6 +98,11 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
 def _mode_problems(split: Split) -> list[str]:
     found = []
     for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
+        if isinstance(module, _RUNNING_STATISTICS) and module.training and module.track_running_stats:
+            found.append(
+                f"{name} ({type(module).__name__}) moves its running statistics with every batch: call .eval() on it,"
+                " or make it with track_running_stats=False"
+            )
         if isinstance(module, _BATCH_STATISTICS) and (module.training or module.running_mean is None):
             found.append(
                 f"{name} ({type(module).__name__}) uses batch statistics, which are no function of the parameters"
@@ -136,7 +142,8 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
     if not isinstance(y, Tensor):
         return []
     # running batch statistics would move them
-    still = not any(isinstance(m, _BATCH_STATISTICS) and m.training for m in split.model.modules())
+    moving = (*_BATCH_STATISTICS, *_RUNNING_STATISTICS)
+    still = not any(isinstance(m, moving) and m.training for m in split.model.modules())
     try:
         if still:
             return head.problems(split.h(x), y)

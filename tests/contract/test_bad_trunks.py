@@ -170,6 +170,15 @@ class TestModes:
         trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
         assert "batch statistics" in refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))[0]
 
+    def test_running_statistics_of_single_samples(self):
+        """Instance norm needs no batch, but would move what it remembers."""
+        trunk = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
+        trunk.append(nn.Linear(3, 4))
+        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
+        assert "track_running_stats=False" in problem
+        assert torch.equal(trunk[1].running_mean, torch.zeros(1))
+        SplitFG(2)(linear_split(trunk.eval()), rows(), classes(5, count=3), generator=generator())
+
     @every_estimator
     def test_dropout(self, name):
         trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,25 @@ def test_whoever_is_first_stays_unless_replaced(tmp_path):
                 (quick / "who").write_text("first")
         assert (final / "who").read_text() == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == ["final-False", "final-True"]
+
+
+def test_what_was_there_comes_back_where_it_cannot_be_replaced(tmp_path, monkeypatch):
+    final = tmp_path / "final"
+    with building(final, replace=True) as first:
+        (first / "who").write_text("first")
+    rename, calls = Path.rename, []
+
+    def failing(self, to):
+        calls.append(to)
+        if len(calls) == 2:
+            raise OSError(5, "the cable is loose")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(DataError), building(final, replace=True) as second:
+        (second / "who").write_text("second")
+    assert (final / "who").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
 def _load_sum(folder):

@@ -233,6 +233,14 @@ def test_partial_fit_learns_batch_by_batch(kind):
     assert model.score(X, y) > 0.8
 
 
+def test_a_refused_partial_fit_leaves_nothing_behind():
+    X, y = np.random.default_rng(0).normal(size=(30, 3)), np.tile([0, 1], 15)
+    model = SplitFGClassifier(**QUICK)
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        model.partial_fit(X, y[:10], classes=["a", "b"])
+    assert model.fit(X, y).classes_.tolist() == [0, 1]
+
+
 def test_partial_fit_wants_all_classes_first_and_no_others_later():
     X, y, _ = blobs()
     with pytest.raises(ValueError, match="first call to partial_fit"):

@@ -99,11 +99,11 @@ def test_pairs_of_large_vocabularies_do_not_collide(vocab):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (np.array([1.0, 2.0, 3.0]), "integer"),
+        (np.array([1.0, 2.0, 3.0, 4.0]), "integer"),
         (np.array([[1, 2], [3, 4]]), "1-D"),
-        (np.array([0, 1, VOCAB]), "vocabulary"),
-        (np.array([0, 1, -1]), "vocabulary"),
-        (np.array([1]), "at least"),
+        (np.array([0, 1, 2, VOCAB]), "vocabulary"),
+        (np.array([0, 1, 2, -1]), "vocabulary"),
+        (np.array([1, 2, 3]), "at least"),
     ],
 )
 def test_bad_streams_are_refused(tokens, message):

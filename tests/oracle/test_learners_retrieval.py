@@ -1,6 +1,7 @@
 """Hopfield and kNN-LM retrieval against one dense softmax, and the store against sampling theory."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -160,6 +161,14 @@ def test_fingerprints_tell_rows_apart_and_know_them_again():
     assert torch.equal(fingerprint(torch.zeros(1, 2)), fingerprint(-torch.zeros(1, 2)))
 
 
+@pytest.mark.parametrize("values", [2, 256], ids=["bits", "bytes"])
+def test_fingerprints_of_small_whole_numbers_as_floats(values):
+    """Which end in dozens of zeros as doubles; all rows are distinct."""
+    rows = torch.randint(0, values, (20_000, 64), generator=torch.Generator().manual_seed(0)).float()
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert len(fingerprint(rows).unique()) == len(rows)
+
+
 def test_fingerprints_are_spread_evenly():
     """Neighbouring numbers land anywhere: sixteen equal parts of the range get their share."""
     parts = (fingerprint(torch.arange(16_000)) >> 60) + 8
@@ -306,5 +315,7 @@ def test_knn_lm_refusals():
         lm.predict(x)
     with pytest.raises(SplitError, match="14 positions"):
         lm.step(x, y[:1], generator=generator())
-    with pytest.raises(SplitError, match=r"unigram has 6"):
-        lm.step(x, y + VOCAB, generator=generator())
+    for targets in (y + VOCAB, y - VOCAB):
+        for use in (partial(lm.step, generator=generator()), lm.nll, lm.tune):
+            with pytest.raises(SplitError, match=r"unigram has 6"):
+                use(x, targets)

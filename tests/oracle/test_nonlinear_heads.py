@@ -57,6 +57,26 @@ LOSSES = {
 HEADS = {"reverse": (ReverseModeHead, 1e-10), "probed": (ProbedHead, 1e-8)}
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e5])
+def test_probes_are_as_large_as_what_they_move(scale):
+    """In single precision a fixed step would drown in the rounding of a large h."""
+    layer = seeded(lambda: nn.Linear(8, 5))
+    h, y = scale * noise(6, 8).float(), classes(6, count=5)
+    exact, probed = LinearHead(layer)(h, y), ProbedHead(layer)(h, y)
+    assert (probed.u - exact.u).norm() < 1e-3 * exact.u.norm()
+    weight = exact.grads["0.weight"]
+    assert (probed.grads["module.weight"] - weight).norm() < 1e-2 * weight.norm()
+
+
+def test_a_black_box_may_have_parameters_in_any_layout():
+    layer = seeded(lambda: nn.Linear(3, 4).to(DOUBLE))
+    turned = nn.Parameter(layer.weight.detach().T.contiguous().T)
+    h, y = noise(5, 3), classes(5, count=4)
+    expected = ProbedHead(layer)(h, y).grads["module.weight"]
+    layer.weight = turned
+    torch.testing.assert_close(ProbedHead(layer)(h, y).grads["module.weight"], expected)
+
+
 @pytest.mark.parametrize("lead", [(6,), (2, 3), (1, 1)])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", HEADS)

@@ -202,6 +202,31 @@ class TestMiddle:
         close(full_basis(split(model, "norm", tied=Tied.INCLUDE), x, y), gradient(model, x, y))
 
 
+class TestBuffers:
+    class Scaled(nn.Module):
+        """A buffer that forward reads by itself."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+            self.register_buffer("scale", torch.full((5,), 2.0))
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.second(self.scale * torch.tanh(self.first(x)))))
+
+    def test_a_traced_cut_reads_the_models_present_buffers(self):
+        model = seeded(self.Scaled)
+        s = split(model, at="second")
+        x = noise(3, 4)
+        s.predict(x.float())
+        model.double()
+        assert s.h(x).dtype == torch.float64
+        before = s.h(x)
+        model.scale = torch.full((5,), 3.0, dtype=torch.float64)
+        torch.testing.assert_close(s.h(x), 1.5 * before)
+        torch.testing.assert_close(s.predict(x), model(x).detach())
+
+
 class TestTied:
     def test_without_a_policy_it_is_refused(self):
         with pytest.raises(SplitError, match=r"share table\.weight.*Tied\.EXCLUDE.*Tied\.INCLUDE"):

@@ -20,6 +20,8 @@ from splitfg.learners import CapturedLearner
 from splitfg.models import GPTConfig
 from splitfg.recipes import Adam, BackpropMethod, ConditionedLaw, FrozenMethod, Muon, SplitFGMethod
 from splitfg.runs import RunContext, RunFolder, fit
+from splitfg.training import OptimizerPair
+from splitfg.training._capture import DeviceRates
 from splitfg.training._compiled import compiled
 
 STEPS = 10
@@ -243,3 +245,18 @@ def test_gradients_are_written_with_their_parameters_strides():
     assert module.weight.grad is not None
     assert module.weight.grad.stride() == module.weight.stride()
     assert torch.equal(module.weight.grad, g)
+
+
+def test_step_counts_of_every_part_of_an_optimizer_go_to_the_device():
+    """Files give them back on the CPU, where a graph cannot count."""
+    s = Split(nn.Sequential(nn.Linear(3, 4, device="meta")), LinearHead(nn.Linear(4, 2, device="meta")))
+    for recipe in (Adam(), Muon()):
+        optimizer = recipe.build(s)
+        parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
+        for part in parts:
+            for p in (p for group in part.param_groups if "capturable" in group for p in group["params"]):
+                part.state[p] = {"step": torch.tensor(3.0)}
+        DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups])
+        counts = [state["step"] for part in parts for state in part.state.values()]
+        assert counts
+        assert {count.device.type for count in counts} == {"meta"}

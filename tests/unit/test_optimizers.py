@@ -68,6 +68,11 @@ class TestMuon:
         for n, p in values(s).items():
             torch.testing.assert_close(p, values(twin)[n])
 
+    def test_where_nothing_is_left_for_adam_it_is_muon(self):
+        head = LinearHead(nn.Linear(4, 2).requires_grad_(False))
+        s = Split(nn.Sequential(nn.Linear(3, 4, bias=False)), head)
+        assert isinstance(Muon().build(s), torch.optim.Muon)
+
     def test_without_matrices_it_is_adam(self):
         trunk = nn.Sequential(nn.Conv1d(1, 1, 1), nn.Flatten())
         assert isinstance(Muon().build(Split(trunk, LinearHead(nn.Linear(4, 2)))), torch.optim.Adam)
@@ -94,6 +99,18 @@ class TestLaggedRMS:
             optimizer.step()
             torch.testing.assert_close(p.detach(), expected)
             seen.append(g)
+
+    def test_counts_on_the_device_and_goes_on_from_a_checkpoint(self):
+        """A count that is a tensor of the parameter's device can be captured."""
+        p = nn.Parameter(torch.zeros(4, device="meta"))
+        p.grad = torch.zeros(4, device="meta")
+        optimizer = self.optimizer(p)
+        optimizer.step()
+        state = optimizer.state_dict()
+        state["state"][0]["step"] = torch.tensor(1.0)  # as files give it back
+        optimizer.load_state_dict(state)
+        optimizer.step()
+        assert optimizer.state[p]["step"].device.type == "meta"
 
     def test_is_predictable(self):
         """What this step's gradient is does not change what it is multiplied by."""

@@ -12,14 +12,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, Step, config_json, report_json
 
-from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table, identity_in
 from splitfg.report._costs import view_costs
 from splitfg.report._groups import PresetRuns, group_runs
 from splitfg.report._provenance import provenance
 from splitfg.report._tables import CellView, TableView, view_table
 from splitfg.runs.config import from_json
 from splitfg.runs.record import RunReport
-from splitfg.runs.results import RunRecord
+from splitfg.runs.results import RunRecord, by_config
 
 PRESETS = ("a", "b", "c", "d", "e", "f")
 EXPERIMENT = Experiment("e", "E", "here", "m:f", ())
@@ -157,6 +157,17 @@ class TestOverrides:
         assert EXPERIMENT.changes(preset, same) == ()
         changed = config_json(config) | {"step": {"type": "Step", "lr": 1.0, "rho": 0.03}}
         assert EXPERIMENT.changes(preset, changed) == ("step.rho=0.03 (preset: 1.0)",)
+
+    def test_runs_are_the_same_where_they_depart_from_the_preset_in_the_same_way(self):
+        forgiving = replace(EXPERIMENT, presets=(Preset("a", "A", Config()),), immaterial=("clip",))
+        identity = identity_in([forgiving])
+        first, second, third = (
+            identity(run("a", 1.0, config=config_json(Config()) | change).report)
+            for change in ({}, {"clip": 1.0}, {"K": 2})
+        )
+        assert first == second != third
+        stranger = run("b", 1.0, config=config_json(Config())).report
+        assert identity(stranger) == by_config(stranger)
 
     def test_fields_that_came_or_went_are_changes(self):
         recorded = config_json(Config()) | {"clip": 1.0}

@@ -183,6 +183,28 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, damag
     assert bool(loaded.note) == (damage is not Path.unlink or part == "tensors")
 
 
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+@pytest.mark.parametrize("part", ["tensors", "side file"])
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any, part: str
+) -> None:
+    save_checkpoint(tmp_path, make_state(1.0))
+    save_checkpoint(tmp_path, make_state(2.0))
+    damage(newest_tensors(tmp_path) if part == "tensors" else tmp_path / "checkpoint.json")
+    for moment in range(20):
+        with monkeypatch.context() as patch:
+            die_at(patch, moment)
+            try:
+                save_checkpoint(tmp_path, make_state(3.0))
+            except Killed:
+                loaded = load_checkpoint(tmp_path)
+                assert loaded is not None
+                assert loaded.state["n"] in (1.0, 3.0)
+            else:
+                return
+    raise AssertionError("it was never saved")
+
+
 def test_two_damaged_checkpoints_are_one_clear_error(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, make_state(1.0))
     save_checkpoint(tmp_path, make_state(2.0))

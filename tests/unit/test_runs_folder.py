@@ -257,6 +257,18 @@ def test_metrics_are_cut_back_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
         MetricsWriter(path, keep=10_000)
 
 
+def test_a_session_that_logs_nothing_knows_how_long_the_metrics_are(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path, keep=0)
+    writer.append({"step": 1, "loss": 0.5})
+    length = writer.sync()
+    writer.append({"step": 2, "loss": 0.25})
+    writer.close()
+    writer = MetricsWriter(path, keep=length)
+    assert writer.sync() == length
+    writer.close()
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"loss": 1}', '{"step": 1, "loss": "x"}', '{"step": NaN}', "{"])
 def test_a_bad_metrics_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"

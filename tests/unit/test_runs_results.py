@@ -16,7 +16,7 @@ from test_runs_folder import make_report
 from tiny import TinyConfig
 
 from splitfg.runs import RunError, RunFolder, read_records, to_json
-from splitfg.runs.results import add_results, read_results, thin
+from splitfg.runs.results import add_results, by_config, read_results, thin
 
 
 def finished(root: Path, seed: int = 0, variant: str = "adam", **changes: Any) -> RunFolder:
@@ -48,6 +48,17 @@ def test_a_run_made_again_replaces_what_it_recorded(tmp_path: Path) -> None:
     add_results([finished(tmp_path / "old", metrics={"error": 1.0})], tmp_path / "results")
     add_results([finished(tmp_path / "new", metrics={"error": 2.0})], tmp_path / "results")
     assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 2.0}]
+
+
+def test_a_run_that_is_the_same_by_another_measure_is_replaced_too(tmp_path: Path) -> None:
+    """As where a field is immaterial: what was recorded before it was there gives way."""
+    for folder, steps in (("old", 5), ("new", 6)):
+        run = finished(tmp_path / folder, config=TinyConfig(steps=steps), metrics={"error": float(steps)})
+        add_results([run], tmp_path / "results", identity=lambda report: report.preset)
+    assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 6.0}]
+    finished(tmp_path / "runs", config=TinyConfig(steps=7))
+    for identity, count in ((by_config, 2), (lambda report: report.preset, 1)):
+        assert len(read_records(tmp_path / "runs", tmp_path / "results", identity).runs) == count
 
 
 def test_results_from_another_machine_are_folded_in(tmp_path: Path) -> None:

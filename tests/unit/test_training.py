@@ -15,6 +15,8 @@ from splitfg import (
     CosineWithWarmup,
     Estimate,
     FrozenTrunk,
+    LinearHead,
+    Split,
     SplitError,
     Stats,
     Tied,
@@ -23,7 +25,7 @@ from splitfg import (
     split,
     write_grads,
 )
-from splitfg.training import Constant
+from splitfg.training import Constant, clip_
 
 
 def updates(recipe, rho, steps=1):
@@ -121,6 +123,25 @@ class TestClip:
         clipped = clip(Estimate(torch.tensor(1.5), {"w": torch.ones(2)}, stats), 1.0)
         assert (clipped.loss, clipped.stats.jvps, clipped.stats.biased) == (1.5, 3, True)
         assert set(clipped.stats.norms) == {"u", "before_clip"}
+
+    def test_gradients_that_autograd_hands_on_twice_or_expands(self):
+        """The two terms of a sum get one tensor from autograd, what is summed over an expanded one."""
+
+        class Sums(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.base, self.delta = nn.Parameter(noise(4, 3)), nn.Parameter(noise(4, 3, seed=1))
+                self.scale = nn.Parameter(noise(5, seed=2))
+
+            def forward(self, x):
+                return nn.functional.linear(x, self.base + self.delta) * self.scale.sum()
+
+        s = Split(Sums(), LinearHead(nn.Linear(4, 3).double()))
+        x, y = 10 * noise(6, 3), classes(6, count=3)
+        expected = clip(Backprop()(s, x, y), 0.1).grads
+        found = clip_(Backprop()(s, x, y), 0.1).grads
+        for name, g in expected.items():
+            torch.testing.assert_close(found[name], g, msg=name)
 
     @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
     def test_bound_must_be_positive(self, bound):

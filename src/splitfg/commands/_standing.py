@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from splitfg.experiments import Experiment, Preset
+from splitfg.experiments.spec import identity_in
 from splitfg.runs import read_records
 from splitfg.runs.results import Problem, Records
 
@@ -68,7 +69,7 @@ def standings(
     presets: Sequence[tuple[Experiment, Preset]], runs: Path, results: Path
 ) -> tuple[list[Standing], tuple[Problem, ...]]:
     """How far presets are, and which files could not be read to tell."""
-    records = read_records(runs, results)
+    records = read_records(runs, results, identity_in({e.name: e for e, _ in presets}.values()))
     return [_standing(e, p, records) for e, p in presets], records.problems
 
 

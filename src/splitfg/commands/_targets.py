@@ -96,6 +96,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         ranges = [[int(end) for end in part.split("-", 1)] for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {text}: expected numbers and ranges, as in 0,1,2 or 0-4") from None
+    empty = [f"{first}-{last}" for first, last in ((ends[0], ends[-1]) for ends in ranges) if last < first]
+    if empty:
+        raise UsageError(f"--seeds {text}: {', '.join(empty)} runs backwards; the smaller number comes first")
     return tuple(dict.fromkeys(seed for ends in ranges for seed in range(ends[0], ends[-1] + 1)))
 
 

@@ -18,6 +18,8 @@ from splitfg.commands._options import (
     complete_targets,
 )
 from splitfg.commands._targets import find_presets, find_runs
+from splitfg.experiments import EXPERIMENTS
+from splitfg.experiments.spec import identity_in
 from splitfg.runs.results import add_results
 
 results_app = typer.Typer(no_args_is_help=True, help="Record results in small files that can be tracked.")
@@ -65,5 +67,5 @@ def add(
     finished = [folder for folder in folders if folder.finished]
     if not finished and not files:
         raise UsageError(f"there are no finished runs in {runs}")
-    for path in add_results(finished, results, files=files):
+    for path in add_results(finished, results, files=files, identity=identity_in(EXPERIMENTS)):
         typer.echo(f"written: {path}")

@@ -119,5 +119,9 @@ def _move_into_place(temporary: Path, final: Path, replace: bool) -> None:
     elif replace:
         retired = temporary.with_suffix(".old")
         final.rename(retired)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError:
+            retired.rename(final)
+            raise
         shutil.rmtree(retired, ignore_errors=True)

@@ -50,7 +50,11 @@ def read_table_file(path: Path) -> pd.DataFrame:
             if suffix == ".arff":
                 return read_arff(path)
             if suffix == ".csv":
-                return pd.read_csv(path, skipinitialspace=True, na_values=["?"], low_memory=False)
+                # "NA" or "None" may well be a category
+                missing = ["", "?", "nan", "NaN"]
+                return pd.read_csv(
+                    path, skipinitialspace=True, keep_default_na=False, na_values=missing, low_memory=False
+                )
             return pd.read_parquet(path)
         except DataError:
             raise

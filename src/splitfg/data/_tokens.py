@@ -20,7 +20,7 @@ _FOREIGN = {
     b"\x93NUMPY": "a .npy file",
     b"PK\x03\x04": "a zip archive (a torch or npz file?)",
     b"\xfd7zXZ": "xz data without the ending .xz",
-    b"\x1f\x8b": "gzip data",
+    b"\x1f\x8b\x08": "gzip data",
 }
 
 

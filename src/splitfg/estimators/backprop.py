@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,7 +137,20 @@ def _grads(output: Tensor, leaves: Params, u: Tensor | None) -> Params:
     if not leaves:
         return {}
     grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True))
+    return dict(zip(leaves, _each_its_own(grads), strict=True))
+
+
+def _each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Every gradient in memory of its own, so that it can be changed in place.
+
+    Autograd hands on one tensor for both terms of a sum, and expands what is summed over.
+    """
+    seen: set[int] = set()
+    for g in grads:
+        start = g.untyped_storage().data_ptr()
+        shared = start in seen or g.untyped_storage().nbytes() < g.numel() * g.element_size()
+        seen.add(start)
+        yield g.clone(memory_format=torch.contiguous_format) if shared else g
 
 
 class _Checkpointed(nn.Module):

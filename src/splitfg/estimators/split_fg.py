@@ -9,7 +9,7 @@ from torch import Tensor
 
 from splitfg._split import Split
 from splitfg._validate import check_batch, check_loss
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, refuse
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
@@ -64,7 +64,7 @@ class SplitFG(TangentSettings):
             params = _trunk_params(split)
             layout = Layout.of(params)
             source = self.source(layout, generator)
-            guess = _flat_guess(layout, params, prediction)
+            guess = _flat_guess(layout, params, prediction, split)
             head = HeadPass(split, y)
             flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
             return self._assembled(layout.unflatten(flat), scores, head)
@@ -127,7 +127,15 @@ def _trunk_params(split: Split) -> Params:
     return params
 
 
-def _flat_guess(layout: Layout, params: Params, prediction: Params | None) -> Tensor | None:
+def _flat_guess(layout: Layout, params: Params, prediction: Params | None, split: Split) -> Tensor | None:
     if prediction is None:
         return None
+    refuse(
+        [f"the prediction names {name}, which is no parameter" for name in prediction if name not in split.roles]
+        + [
+            f"the prediction for {name} has shape {tuple(g.shape)}, the parameter {tuple(params[name].shape)}"
+            for name, g in prediction.items()
+            if name in params and g.shape != params[name].shape
+        ]
+    )
     return layout.flatten({n: prediction.get(n, torch.zeros_like(p)).to(p) for n, p in params.items()})

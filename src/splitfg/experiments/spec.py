@@ -5,11 +5,13 @@ Nothing here imports torch, so that listing and reporting start at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from splitfg.runs.config import flatten, to_json
+from splitfg.runs.record import RunReport
+from splitfg.runs.results import Identity, by_config
 
 _ABSENT: Final = "absent"
 
@@ -174,3 +176,14 @@ class Experiment:
         names = [name for name in {**expected, **actual} if name not in self.immaterial]
         pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
         return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)
+
+
+def identity_in(experiments: Iterable[Experiment]) -> Identity:
+    """Runs of one preset and seed are the same where they depart from the preset in the same way."""
+    presets = {(e.name, p.name): (e, p) for e in experiments for p in e.presets}
+
+    def identity(report: RunReport) -> Hashable:
+        found = presets.get((report.experiment, report.preset))
+        return by_config(report) if found is None else found[0].changes(found[1], report.config)
+
+    return identity

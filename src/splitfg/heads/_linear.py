@@ -216,6 +216,9 @@ def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:
     for i, (first, second) in enumerate(pairwise(layers)):
         if first.out_features != second.in_features:
             found.append(f"layer {i} gives {first.out_features} features, but layer {i + 1} reads {second.in_features}")
+    owners = [id(p) for layer in layers for p in layer.parameters()]
+    if len(set(owners)) < len(owners):
+        found.append("two layers share a parameter, for which the closed form has no place: use ReverseModeHead")
     if block < 1:
         found.append(f"block must be at least 1, got {block}")
     return found

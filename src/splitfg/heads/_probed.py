@@ -22,13 +22,14 @@ class ProbedHead(OpaqueHead):
         u_bj = (l_b(h_b + ε e_j) - l_b(h_b - ε e_j)) / (2 ε N),
 
     2 D evaluations for D coordinates a sample. The head's parameters, if it has any, are probed one coordinate at a
-    time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε); the default ε balances the two.
+    time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε). The default balances the two, relative to
+    the size of what is moved: ε = eps^(1/3) (1 + rms), of h and of each parameter.
 
     Args:
         black_box: ``(params, h) -> outputs``; anything that runs, or an :class:`torch.nn.Module` over h.
         loss: The loss on the outputs; cross-entropy by default.
         params: What the black box can be trained by; a module brings its own.
-        step: ε; by default the cube root of the precision of h's dtype.
+        step: ε, where a fixed one is wanted.
         together: How many probes of h are put into one call, stacked along the first dimension.
     """
 
@@ -69,21 +70,27 @@ class ProbedHead(OpaqueHead):
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        step = self.step or torch.finfo(h.dtype).eps ** (1 / 3)
         params = self.params()
         loss = self.loss(params, h, target, normaliser)
         return HeadGradient(
             loss,
-            self._probe_h(params, h, target, step) / normaliser.to(h.dtype),
-            {name: self._probe_param(params, name, h, target, normaliser, step) for name in params},
+            self._probe_h(params, h, target) / normaliser.to(h.dtype),
+            {name: self._probe_param(params, name, h, target, normaliser) for name in params},
         )
 
-    def _probe_h(self, params: Params, h: Tensor, target: Tensor, step: float) -> Tensor:
-        coordinates = torch.arange(h[0].numel(), device=h.device)
+    def _step_for(self, moved: Tensor) -> Tensor:
+        """ε for what is moved, a scalar tensor."""
+        if self.step is not None:
+            return moved.new_tensor(self.step)
+        relative = float(torch.finfo(moved.dtype).eps ** (1 / 3))
+        return relative * (1 + moved.square().mean().sqrt())
+
+    def _probe_h(self, params: Params, h: Tensor, target: Tensor) -> Tensor:
+        coordinates, step = torch.arange(h[0].numel(), device=h.device), self._step_for(h)
         probed = [self._probe_coordinates(params, h, target, c, step) for c in coordinates.split(self.together)]
         return torch.cat(probed).T.reshape(h.shape)
 
-    def _probe_coordinates(self, params: Params, h: Tensor, target: Tensor, which: Tensor, step: float) -> Tensor:
+    def _probe_coordinates(self, params: Params, h: Tensor, target: Tensor, which: Tensor, step: Tensor) -> Tensor:
         """dl_b/dh_bj for the given coordinates j of a sample, shape ``(len(which), B)``."""
         nudge = step * torch.nn.functional.one_hot(which, h[0].numel()).to(h.dtype)
         nudge = nudge.view(len(which), 1, *h.shape[1:])
@@ -100,13 +107,13 @@ class ProbedHead(OpaqueHead):
         losses = self.output_loss.rowwise(outputs.reshape(-1, width), repeated)
         return losses.view(count, batch, -1).sum(dim=2)
 
-    def _probe_param(
-        self, params: Params, name: str, h: Tensor, target: Tensor, normaliser: Tensor, step: float
-    ) -> Tensor:
-        def loss_at(index: int, nudge: float) -> Tensor:
-            moved = params[name].clone()
+    def _probe_param(self, params: Params, name: str, h: Tensor, target: Tensor, normaliser: Tensor) -> Tensor:
+        step = self._step_for(params[name])
+
+        def loss_at(index: int, nudge: Tensor) -> Tensor:
+            moved = params[name].clone(memory_format=torch.contiguous_format)
             moved.view(-1)[index] += nudge
             return self.loss({**params, name: moved}, h, target, normaliser)
 
         slopes = [(loss_at(i, step) - loss_at(i, -step)) / (2 * step) for i in range(params[name].numel())]
-        return torch.stack(slopes).view_as(params[name])
+        return torch.stack(slopes).view(params[name].shape)

@@ -112,7 +112,8 @@ class Memory:
 def fingerprint(*parts: Tensor) -> Tensor:
     """A 64-bit hash of every row of tensors with the same number of rows: equal rows, equal hashes.
 
-    A random linear combination of the rows' words modulo 2⁶⁴, mixed so that its order is that of no feature.
+    A random linear combination modulo 2⁶⁴ of the rows' words, each mixed first: numbers widened to double end in zeros,
+    which a product would keep. Mixed again, so that its order is that of no feature.
 
     Args:
         parts: Tensors of any type, shape ``(B, ...)``.
@@ -124,7 +125,7 @@ def fingerprint(*parts: Tensor) -> Tensor:
     fixed = torch.Generator().manual_seed(0)
     low, high = -(2**63), 2**63 - 1
     factors = torch.randint(low, high, (words.shape[1],), generator=fixed) | 1
-    return mixed((words * factors.to(words.device)).sum(dim=1))
+    return mixed((mixed(words) * factors.to(words.device)).sum(dim=1))
 
 
 def mixed(hashes: Tensor) -> Tensor:

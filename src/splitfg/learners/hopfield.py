@@ -134,7 +134,7 @@ class HopfieldReadout:
 
     def _features(self, x: Inputs) -> Tensor:
         """The frozen trunk's h; the store follows it to its device."""
-        h = self.trunk(x)
+        h = self.trunk(*x) if isinstance(x, tuple) else self.trunk(x)
         if h.ndim != 2 or h.shape[0] == 0 or not bool(torch.isfinite(h).all()):
             raise SplitError(
                 [f"the trunk gave h of shape {tuple(h.shape)}: finite features (B, d) with B at least 1 are wanted"]

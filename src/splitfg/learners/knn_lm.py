@@ -97,9 +97,8 @@ class KnnLM:
         The loss is the unigram's, which needs no search.
         """
         assert isinstance(x, Tensor)
-        h, marks, y = self._features(x), _position_marks(x), y.reshape(-1)
-        refuse(self._target_problems(h, y))
-        self._memory.add(h, y, marks)
+        h, y = self._checked(x, y)
+        self._memory.add(h, y, _position_marks(x))
         loss = -self.unigram.to(h)[y].log().mean()
         return StepStats(loss, {"stored": float(self.stored), "jvps": 0, "trunk_backward": 0})
 
@@ -120,7 +119,7 @@ class KnnLM:
     @torch.no_grad()
     def nll(self, x: Inputs, y: Target) -> Tensor:
         """-log p of the given next tokens, shaped like y; no array of vocabulary size is made."""
-        return self._nlls(self._features(x), y.reshape(-1), [self.retrieval])[0].view_as(y)
+        return self._nlls(*self._checked(x, y), [self.retrieval])[0].view_as(y)
 
     @torch.no_grad()
     def tune(self, x: Inputs, y: Target, *, grid: Sequence[Retrieval] = GRID) -> dict[Retrieval, float]:
@@ -130,7 +129,7 @@ class KnnLM:
             The mean negative log-likelihood of every setting; the best is now in use.
         """
         losses: dict[Retrieval, float] = {}
-        h, y = self._features(x), y.reshape(-1)
+        h, y = self._checked(x, y)
         for scaling in dict.fromkeys(setting.scaling for setting in grid):
             group = [setting for setting in grid if setting.scaling == scaling]
             losses |= dict(zip(group, self._nlls(h, y, group).mean(dim=1).tolist(), strict=True))
@@ -175,6 +174,12 @@ class KnnLM:
         h = self.trunk(x).flatten(0, -2)
         self._memory.to(h.device)
         return h
+
+    def _checked(self, x: Inputs, y: Target) -> tuple[Tensor, Tensor]:
+        """Features and next tokens, one row per position."""
+        h, y = self._features(x), y.reshape(-1)
+        refuse(self._target_problems(h, y))
+        return h, y
 
     def _target_problems(self, h: Tensor, y: Tensor) -> list[str]:
         if y.shape[0] != h.shape[0]:

@@ -62,7 +62,7 @@ class InterpolatedBigram:
         λ maximises the likelihood of the last ``held_out`` share of the stream under counts of all that comes
         before it. Then everything is counted.
         """
-        _check(tokens, vocab, at_least=3)
+        _check(tokens, vocab, at_least=4)
         if weight is None:
             cut = len(tokens) - max(2, int(held_out * len(tokens)))
             weight = cls._counted(tokens[:cut], vocab, alpha, 0.5)._best_weight(tokens[cut:])

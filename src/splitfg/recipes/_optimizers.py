@@ -122,9 +122,15 @@ class Muon(OptimizerRecipe):
         rest = parameter_groups(split, lr=self.lr, rho=rho)
         for group in rest:
             group["params"] = [p for p in group["params"] if id(p) not in chosen]
-        adam = torch.optim.Adam([g for g in rest if g["params"]], lr=self.lr, betas=self.betas, eps=self.eps)
-        if not matrices:
-            return adam
-        group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "rho": rho}
-        muon = torch.optim.Muon([group], lr=self.lr, momentum=self.momentum, weight_decay=0.0, adjust_lr_fn=self.adjust)
-        return OptimizerPair(muon, adam)
+        rest = [group for group in rest if group["params"]]
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "rho": rho}
+            parts.append(
+                torch.optim.Muon(
+                    [group], lr=self.lr, momentum=self.momentum, weight_decay=0.0, adjust_lr_fn=self.adjust
+                )
+            )
+        if rest:
+            parts.append(torch.optim.Adam(rest, lr=self.lr, betas=self.betas, eps=self.eps))
+        return parts[0] if len(parts) == 1 else OptimizerPair(*parts)

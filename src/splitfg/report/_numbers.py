@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 
 from splitfg.experiments.spec import Paper
 
@@ -115,7 +116,10 @@ def duration(seconds: float) -> str:
 
 
 def _decimals(value: float) -> int:
-    return len(f"{value!r}".partition(".")[2]) if abs(value) < _LONGEST else 0
+    if abs(value) >= _LONGEST:
+        return 0
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _percent(ratio: float) -> str:

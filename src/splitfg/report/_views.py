@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from splitfg.experiments.spec import Experiment
+from splitfg.experiments.spec import Experiment, identity_in
 from splitfg.report._costs import CostTable, view_costs
 from splitfg.report._groups import PresetRuns, group_runs
 from splitfg.report._tables import TableView, view_table
@@ -67,7 +67,7 @@ def view_report(runs: Path, results: Path, experiments: Sequence[Experiment] | N
         from splitfg.experiments import EXPERIMENTS
 
         experiments = tuple(EXPERIMENTS)
-    records = read_records(runs, results)
+    records = read_records(runs, results, identity_in(experiments))
     known = {(e.name, p.name) for e in experiments for p in e.presets}
     strangers = tuple(run for run in records.runs if (run.report.experiment, run.report.preset) not in known)
     problems = tuple(_sentence(problem) for problem in (*records.problems, *_strays(runs)))

@@ -29,6 +29,7 @@ class MetricsWriter:
             self._file.close()
             raise RunError(f"{path} has lost lines: {size} bytes, but {keep} when the checkpoint was written")
         self._file.truncate(keep)
+        self._file.seek(keep)  # truncating does not move the position, which sync() reports
 
     def append(self, values: Mapping[str, float]) -> None:
         """Write one line.

@@ -96,9 +96,18 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def _keep_current_as_previous(folder: Path) -> None:
+    """Unless it is damaged: then the one before it is the only one that can be read."""
     current = folder / CURRENT
-    if current.exists():
+    if current.exists() and _is_intact(folder, CURRENT):
         write_atomic(folder / PREVIOUS, current.read_bytes())
+
+
+def _is_intact(folder: Path, name: str) -> bool:
+    try:
+        side = _read_side(folder, name)
+        return bool(_file_digest(_tensors_of(folder, side)) == side["sha256"])
+    except (RunError, OSError):
+        return False
 
 
 def _remove_unnamed_tensors(folder: Path) -> None:
@@ -116,6 +125,16 @@ def _named_tensors(side: Path) -> str | None:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
+    side = _read_side(folder, name)
+    tensors = _read_tensors(_tensors_of(folder, side), side["sha256"])
+    try:
+        return dict(decode_state(side["state"], tensors))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / name} does not fit its tensors ({error})") from error
+
+
+def _read_side(folder: Path, name: str) -> dict[str, Any]:
+    """The side file, whose own checksum is right."""
     side = read_json(folder / name)
     expected = {"schema": int, "tensors": str, "sha256": str, "state_sha256": str, "state": dict}
     if not isinstance(side, dict) or any(not isinstance(side.get(k), t) for k, t in expected.items()):
@@ -124,11 +143,12 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{folder / name} has schema {side['schema']}; this version reads {SCHEMA}")
     if _state_digest(side["state"]) != side["state_sha256"]:
         raise CheckpointError(f"{folder / name} is damaged")
-    tensors = _read_tensors(folder / Path(side["tensors"]).name, side["sha256"])
-    try:
-        return dict(decode_state(side["state"], tensors))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / name} does not fit its tensors ({error})") from error
+    return side
+
+
+def _tensors_of(folder: Path, side: dict[str, Any]) -> Path:
+    """The tensor file, in the same folder whatever path is named."""
+    return folder / Path(side["tensors"]).name
 
 
 def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -74,7 +75,8 @@ class _Crew:
     def stop(self) -> None:
         """Ask everybody to save and stop; the second time, do not ask."""
         for process in self._working:
-            process.kill() if self._stopping else process.terminate()
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                process.kill() if self._stopping else process.terminate()
         if not self._stopping:
             self._view.show({"event": "note", "run": "Ctrl-C", "text": "saving; once more to stop without"})
         self._stopping = True
@@ -102,6 +104,9 @@ class _Crew:
                 limit=_LINE_BYTES,
             )
         self._working.add(process)
+        if self._stopping:  # asked while the process was being made
+            with suppress(ProcessLookupError):
+                process.terminate()
         try:
             return await self._listen(process), await process.wait()
         finally:

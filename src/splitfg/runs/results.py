@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from splitfg.runs._errors import ConfigError, RunError
 from splitfg.runs._files import read_json, write_atomic
@@ -62,7 +62,16 @@ class Records:
     problems: tuple[Problem, ...]
 
 
-def read_records(runs: Path, results: Path) -> Records:
+Identity: TypeAlias = Callable[[RunReport], Hashable]
+"""What tells the runs of one preset and seed apart; where it is equal, the newer takes the place of the older."""
+
+
+def by_config(report: RunReport) -> str:
+    """Runs are told apart by their whole config."""
+    return json.dumps(report.config, sort_keys=True)
+
+
+def read_records(runs: Path, results: Path, identity: Identity = by_config) -> Records:
     """Read the run folders under ``runs`` and the results files under ``results``; either may be missing.
 
     A run found in both places is taken from its folder. What cannot be read stops nothing else.
@@ -73,18 +82,21 @@ def read_records(runs: Path, results: Path) -> Records:
     recorded = [run for path in files for run in _attempt(path, read_results, problems)]
     finished = [f.path for f in folders if f.finished]
     local = [run for path in finished for run in _attempt(path, _read_finished, problems)]
-    merged = _merge(recorded, local)
+    merged = _merge(recorded, local, identity)
     unfinished = tuple(f.name for f in folders if not f.finished)
     return Records(tuple(merged), unfinished, tuple(problems))
 
 
-def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = ()) -> list[Path]:
+def add_results(
+    folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = (), identity: Identity = by_config
+) -> list[Path]:
     """Fold finished runs into ``results/<experiment>.json``, replacing what they recorded before.
 
     Args:
         folders: Run folders.
         results: Where the results files are.
         files: Results files from elsewhere, whose runs are folded in too.
+        identity: Which runs are the same.
 
     Returns:
         The files written.
@@ -96,7 +108,7 @@ def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[
     for record in [*(r for path in files for r in read_results(path)), *map(read_record, folders)]:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     added = {results / f"{name}.json": records for name, records in by_experiment.items()}
-    merged = {path: _merge(read_results(path), records) for path, records in added.items()}
+    merged = {path: _merge(read_results(path), records, identity) for path, records in added.items()}
     results.mkdir(parents=True, exist_ok=True)
     for path, records in merged.items():
         write_atomic(path, _encoded(path.stem, records))
@@ -172,11 +184,10 @@ def _read_finished(path: Path) -> list[RunRecord]:
     return [read_record(RunFolder(path))]
 
 
-def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
-    """Both, by preset, seed and config, the new ones winning, in an order that depends on nothing else."""
-    runs = {(r.name, json.dumps(r.report.config, sort_keys=True)): r for r in [*old, *new]}
-    ordered = sorted(runs.items(), key=lambda item: (natural(item[0][0]), item[0][1]))
-    return [run for _, run in ordered]
+def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord], identity: Identity) -> list[RunRecord]:
+    """Both, by preset, seed and identity, the new ones winning, in an order that depends on nothing else."""
+    runs = {(r.name, identity(r.report)): r for r in [*old, *new]}
+    return sorted(runs.values(), key=lambda run: (natural(run.name), by_config(run.report)))
 
 
 def _encoded(experiment: str, records: Sequence[RunRecord]) -> bytes:

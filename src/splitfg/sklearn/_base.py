@@ -104,7 +104,8 @@ class TabularEstimator(BaseEstimator, ABC):
         """Learn from a table, from scratch.
 
         The result depends on the set of examples, not on their order. Rows of weight zero are left out and
-        whole-number weights are exactly repetitions; other weights say how often a row is drawn.
+        whole-number weights are exactly repetitions, up to ten times as many rows; beyond that, and where they are no
+        whole numbers, weights say how often a row is drawn.
 
         Args:
             X: DataFrame or array ``(n, features)``. NaN is a missing value and becomes the mean. Columns of a
@@ -204,8 +205,8 @@ class TabularEstimator(BaseEstimator, ABC):
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 found.append(f"{name} must be positive, got {getattr(self, name)!r}")
-        if not self.rho >= 0:
-            found.append(f"rho must not be negative, got {self.rho!r}")
+        if not 0 < self.rho <= 1:
+            found.append(f"rho must be above 0 and at most 1, got {self.rho!r}")
         if not 0 < self.validation_fraction < 1:
             found.append(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
         if found:

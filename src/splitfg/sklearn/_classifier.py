@@ -52,7 +52,10 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
             self._declared = np.unique(classes)
         elif classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(f"classes {np.unique(classes)} are not those of the first call, {self.classes_}")
-        return self._learn_once(X, y, sample_weight)
+        try:
+            return self._learn_once(X, y, sample_weight)
+        finally:  # also where the rows were refused: a later fit announces nothing
+            self.__dict__.pop("_declared", None)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Class probabilities ``(n, classes)``: the softmax of the outputs.
@@ -76,9 +79,7 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
         return y
 
     def _begin_target(self, y: NDArray[Any], weight: Floats | None) -> None:  # noqa: ARG002
-        self.classes_ = self.__dict__.pop("_declared", None)
-        if self.classes_ is None:
-            self.classes_ = np.unique(y)
+        self.classes_ = self.__dict__.get("_declared", np.unique(y))
         if len(self.classes_) < 2:
             raise ValueError(f"y holds one class only ({self.classes_[0]!r}): a classifier needs at least 2 classes")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from splitfg.training._pair import OptimizerPair
 
 T = TypeVar("T")
 
@@ -131,7 +133,11 @@ class DeviceRates:
             return
         device = group["params"][0].device
         group.update(fused=True, foreach=False, capturable=device.type == "cuda")
-        for p in group["params"]:
-            state = self._optimizer.state.get(p, {})
+        for state in self._states(group["params"]):
             if "step" in state:
                 state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
+
+    def _states(self, params: Iterable[Tensor]) -> Iterator[dict[str, Any]]:
+        """What is kept for these parameters, by the optimizer or by those it is made of."""
+        parts = self._optimizer.parts if isinstance(self._optimizer, OptimizerPair) else (self._optimizer,)
+        return (part.state[p] for p in params for part in parts if p in part.state)

@@ -59,14 +59,18 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
         state = self.state[p]
         if not state:
             return torch.full_like(p, group["a_min"])
-        corrected = state["mean_square"] / (1 - group["beta"] ** float(state["step"]))
+        corrected = state["mean_square"] / (1 - group["beta"] ** state["step"])
         inverse: Tensor = (corrected.sqrt() + group["eps"]).reciprocal()
         return inverse.clamp(group["a_min"], group["a_max"])
 
     def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
-        p.sub_(group["lr"] * self.preconditioner(p, group) * g)
         state = self.state[p]
+        if state:
+            state["step"] = state["step"].to(p.device)  # a checkpoint gives it back on the CPU
+        p.sub_(group["lr"] * self.preconditioner(p, group) * g)
         if not state:
-            state["mean_square"], state["step"] = torch.zeros_like(p), torch.zeros(())
+            # counted on the device, so that a captured step counts too
+            wide = torch.promote_types(p.dtype, torch.float32)
+            state["mean_square"], state["step"] = torch.zeros_like(p), torch.zeros((), dtype=wide, device=p.device)
         state["mean_square"].lerp_(g.square(), 1 - group["beta"])
         state["step"] += 1
