@@ -290,7 +290,9 @@ def test_a_meta_file_cannot_point_outside(folder):
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
+)
 @given(key=st.sampled_from(["format", "files", "counts", "sources", "name", "split", "note", "date"]), value=JSON)
 def test_any_damage_to_a_meta_file_is_refused_or_harmless(folder, key, value):
     if not place(folder).exists():

@@ -128,7 +128,7 @@ def is_token_stream(blob):
     return len(blob) % 2 == 0 and len(ids) > 0 and not foreign and (len(ids) == 1 or ids[1::2].any())
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(blob=st.binary(max_size=64), compressed=st.booleans(), block=st.integers(1, 9))
 def test_exactly_the_token_streams_are_read(tmp_path, monkeypatch, blob, compressed, block):
     monkeypatch.setattr(tokens_module, "_BLOCK", block)
@@ -142,7 +142,7 @@ def test_exactly_the_token_streams_are_read(tmp_path, monkeypatch, blob, compres
     assert load_tokens(corpus(), "train", tmp_path).tobytes() == blob
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(blob=st.binary(min_size=2, max_size=64), position=st.integers(0, 1000), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_an_xz_file_is_refused_or_without_effect(tmp_path, blob, position, bit):
     data = bytearray(lzma.compress(blob))

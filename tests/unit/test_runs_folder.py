@@ -190,7 +190,9 @@ huge = st.just(b'{"seed": ' + b"9" * 5000 + b"}") | st.just(b'{"wall_s": 1e999}'
 contents = st.binary(max_size=40) | json_documents | near_reports | deep | huge
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(contents, st.sampled_from(["config.json", "report.json", "metrics.jsonl", "checkpoint.json", "results.json"]))
 def test_readers_never_fail_with_anything_but_a_run_error(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
