@@ -94,8 +94,8 @@ def fit_budget(
         generator=generator,
         run=run,
         evaluate=evaluate,
-        evaluate_every=max(1, config.steps // config.evaluations),
-        checkpoint_every=max(1, config.steps // config.checkpoints),
+        evaluate_every=max(1, config.steps // max(1, config.evaluations)),
+        checkpoint_every=max(1, config.steps // max(1, config.checkpoints)),
         log_every=max(1, config.steps // _LINES),
     )
 
