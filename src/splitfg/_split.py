@@ -45,20 +45,22 @@ class Split:
     Args:
         trunk: Maps the inputs to h, shape ``(B, ..., d)``.
         head: Maps h to the loss.
-        tied: What to do with parameters that both use; without a policy such a pair is refused.
+        tied: What to do with parameters that both use, or its value as a string; without a policy such a pair is
+            refused.
         model: The module that owns both, where there is one already; by default they are joined into one whose
             names start with ``trunk.`` and ``head.``.
     """
 
     def __init__(
-        self, trunk: nn.Module, head: Head, *, tied: Tied | None = None, model: nn.Module | None = None
+        self, trunk: nn.Module, head: Head, *, tied: Tied | str | None = None, model: nn.Module | None = None
     ) -> None:
-        self.trunk, self.head, self.tied = trunk, head, tied
+        self.trunk, self.head, self.tied = trunk, head, _policy(tied)
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names = names_of(trunk, self.model)
         self._head_names = names_of(head, self.model)
         refuse(self._problems())
-        self.examined = False
+        # The training flags under which a batch has shown that the trunk is a function of its parameters.
+        self.examined: set[tuple[bool, ...]] = set()
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
@@ -77,6 +79,10 @@ class Split:
             else:
                 roles[name] = Role.TRUNK if name in trunk else Role.HEAD
         return roles
+
+    def training_flags(self) -> tuple[bool, ...]:
+        """``training`` of every module of the trunk, the head and the model."""
+        return tuple(module.training for part in (self.trunk, self.head, self.model) for module in part.modules())
 
     def count(self, *roles: Role) -> int:
         """How many numbers the parameters in these roles hold."""
@@ -206,7 +212,7 @@ def split(
     *,
     loss: OutputLoss | None = None,
     head: Callable[[nn.Module, OutputLoss], Head] | None = None,
-    tied: Tied | None = None,
+    tied: Tied | str | None = None,
     example: Inputs | None = None,
 ) -> Split:
     """Cut a model that was written without us in mind.
@@ -247,6 +253,15 @@ def disagreement(name: str = "the cut") -> str:
         f"trunk and head do not add up to the model at {name}: something follows the last linear layer, or the"
         " model returns more than its outputs. Cut elsewhere with at=..., or build Split(trunk, head) by hand"
     )
+
+
+def _policy(tied: Tied | str | None) -> Tied | None:
+    if tied is None or isinstance(tied, Tied):
+        return tied
+    known = {policy.value: policy for policy in Tied}
+    if tied not in known:
+        raise SplitError([f"tied is {tied!r}: say Tied.EXCLUDE (only the head trains it) or Tied.INCLUDE (both do)"])
+    return known[tied]
 
 
 def _linear_head(model: nn.Module, name: str, loss: OutputLoss) -> LinearHead:

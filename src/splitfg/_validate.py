@@ -31,7 +31,8 @@ def skip_checks() -> bool:
 def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None) -> None:
     """Refuse a batch that cannot work, before anything is computed; on failure h is looked at too.
 
-    The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound.
+    The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound; so
+    does the first one after modules have gone from evaluation to training or back.
 
     Raises:
         SplitError: With everything that is wrong.
@@ -41,9 +42,10 @@ def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator |
     found = _mode_problems(split) + batch_problems(split, x, y, generator)
     if found:
         raise SplitError(found + _further_problems(split, x, y))
-    if not split.examined:
+    flags = split.training_flags()
+    if flags not in split.examined:
         refuse(_first_use_problems(split, x))
-        split.examined = True
+        split.examined.add(flags)
 
 
 def batch_problems(split: Split, x: Inputs, y: object, generator: torch.Generator | None) -> list[str]:
@@ -113,7 +115,36 @@ def _mode_problems(split: Split) -> list[str]:
                 f"{name} ({type(module).__name__}) is random in training mode, so h and J·v would not belong"
                 " together: call .eval() on it or set p=0"
             )
+    return found + _table_problems(split)
+
+
+def _table_problems(split: Split) -> list[str]:
+    """Tables whose backward rule is not the derivative of what they compute, or that write to their own weight."""
+    found = []
+    for name, module in split.trunk.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        label = f"{name or 'the trunk'} ({type(module).__name__})"
+        if module.max_norm is not None:
+            found.append(f"{label} shortens its own rows in place: make it with max_norm=None")
+        pads = isinstance(module, nn.Embedding) and module.padding_idx is not None  # a bag leaves the row out of h
+        if pads and _moves(split, module.weight):
+            found.append(
+                f"{label} has padding_idx={module.padding_idx}, a row that backprop never trains although h depends on"
+                " it: make it with padding_idx=None and multiply what it gives by (tokens != padding).unsqueeze(-1)"
+            )
+        if module.scale_grad_by_freq and _moves(split, module.weight):
+            found.append(
+                f"{label} divides its gradient by how often a row is read, which is no derivative: make it with"
+                " scale_grad_by_freq=False"
+            )
     return found
+
+
+def _moves(split: Split, p: Tensor) -> bool:
+    """Whether tangents are drawn for this parameter."""
+    drawn = split.trunk_params()
+    return any(p is other for name, other in split.model.named_parameters() if name in drawn)
 
 
 def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:

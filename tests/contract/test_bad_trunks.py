@@ -6,15 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _refusals import ESTIMATORS, every_estimator, linear_split, refused, rows
-from _toolkit import classes, generator, noise
+from _toolkit import classes, close, generator, noise, seeded
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import weight_norm
 
 from splitfg import (
+    Backprop,
     CentralDifference,
     ForwardGradient,
     ForwardMode,
+    Orthogonal,
     SplitError,
     SplitFG,
 )
@@ -68,6 +70,36 @@ class Keyword(nn.Module):
 
     def forward(self, x):
         return self.norm(x, gain=2.0)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return F.dropout(self.layer(x), 0.5, training=self.training)
+
+
+class Attending(nn.Module):
+    """Every number of a row is a token."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.embed, self.attention = nn.Linear(1, 4), nn.MultiheadAttention(4, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x):
+        tokens = self.embed(x.unsqueeze(-1))
+        return self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1)
+
+
+class LastState(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.lstm = nn.LSTM(1, 4, num_layers=2, dropout=dropout, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x.unsqueeze(-1))[0][:, -1]
 
 
 class TestOperators:
@@ -188,17 +220,27 @@ class TestModes:
     @pytest.mark.parametrize("chunk", [1, None])
     def test_functional_dropout(self, chunk):
         """With one tangent at a time, u would belong to another mask than J·v, without a word."""
-
-        class Random(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(3, 4)
-
-            def forward(self, x):
-                return F.dropout(self.layer(x), 0.5, training=self.training)
-
-        s, estimator = linear_split(Random()), SplitFG(3, engine=ForwardMode(chunk=chunk))
+        s, estimator = linear_split(FunctionalDropout()), SplitFG(3, engine=ForwardMode(chunk=chunk))
         assert "random" in refused(estimator, s, rows(), classes(5, count=3))[0]
+
+    @pytest.mark.parametrize(
+        ("make", "engine"),
+        [
+            (lambda: FunctionalDropout(), ForwardMode(chunk=1)),
+            (lambda: FunctionalDropout(), CentralDifference()),
+            (lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU()), ForwardMode(chunk=1)),
+            (lambda: Attending(dropout=0.3), CentralDifference()),
+            (lambda: LastState(dropout=0.3), CentralDifference()),
+        ],
+        ids=["functional", "functional_measured", "rrelu", "attention", "lstm"],
+    )
+    def test_randomness_switched_on_after_the_first_batch(self, make, engine):
+        s, x, y = linear_split(make().eval()), rows(), classes(5, count=3)
+        SplitFG(2, engine=engine)(s, x, y, generator=generator())
+        s.model.train()
+        assert "randomness" in refused(SplitFG(2, engine=engine), s, x, y)[0]
+        s.model.eval()
+        SplitFG(2, engine=engine)(s, x, y, generator=generator())
 
     def test_parameters_written_in_place(self):
         class Clamped(nn.Module):
@@ -215,3 +257,40 @@ class TestModes:
         with suppress(SplitError):
             SplitFG(2)(s, rows(), classes(5, count=3), generator=generator())
         assert torch.equal(s.trunk.weight, torch.full((3, 4), 5.0))
+
+
+class TestTables:
+    """Tables whose gradient by backprop is not the derivative of what they compute."""
+
+    tokens, y = classes(8, 3, count=5), classes(8, count=3)
+
+    def split(self, table):
+        return linear_split(nn.Sequential(table, nn.Flatten()), width=12)
+
+    @every_estimator
+    def test_padding(self, name):
+        s = self.split(nn.Embedding(5, 4, padding_idx=0))
+        (problem,) = refused(ESTIMATORS[name], s, self.tokens, self.y)
+        assert problem.startswith("0 (Embedding) has padding_idx=0")
+        assert "padding_idx=None" in problem
+
+    def test_padding_in_a_table_that_is_not_trained(self):
+        table = nn.Embedding(5, 4, padding_idx=0).requires_grad_(False)
+        s = linear_split(nn.Sequential(table, nn.Flatten(), nn.Linear(12, 4)))
+        SplitFG(2)(s, self.tokens, self.y, generator=generator())
+
+    def test_scaled_by_frequency(self):
+        (problem,) = refused(SplitFG(2), self.split(nn.Embedding(5, 4, scale_grad_by_freq=True)), self.tokens, self.y)
+        assert "scale_grad_by_freq=False" in problem
+
+    def test_rows_that_would_be_shortened_later(self):
+        """Rows that are short enough at the first batch."""
+        (problem,) = refused(SplitFG(2), self.split(nn.Embedding(5, 4, max_norm=100.0)), self.tokens, self.y)
+        assert "max_norm=None" in problem
+
+    @pytest.mark.parametrize("estimator", [Backprop(), Backprop(closed_head=True), SplitFG(20, law=Orthogonal())])
+    def test_sparse_gradients_are_made_dense(self, estimator):
+        sparse, dense = (self.split(seeded(lambda s=s: nn.Embedding(5, 4, sparse=s))) for s in (True, False))
+        dense.head.load_state_dict(sparse.head.state_dict())
+        found = estimator(sparse, self.tokens, self.y, generator=generator()).grads
+        close(found, Backprop()(dense, self.tokens, self.y).grads, 1e-5)

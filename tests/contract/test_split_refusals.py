@@ -87,6 +87,11 @@ class TestRefusals:
         assert len(caught.value.problems) == 2
         assert all(word in str(caught.value) for word in ("share trunk.weight", "mixed dtypes"))
 
+    @pytest.mark.parametrize("policy", ["both", "INCLUDE", True])
+    def test_an_unknown_policy_for_tied_parameters(self, policy):
+        with pytest.raises(SplitError, match=r"Tied\.EXCLUDE.*Tied\.INCLUDE"):
+            split(Deep(), tied=policy)
+
     def test_nothing_to_train(self):
         with pytest.raises(SplitError, match="no parameter is trained"):
             Split(nn.Linear(3, 3).requires_grad_(False), LinearHead(nn.Linear(3, 2).requires_grad_(False)))

@@ -245,6 +245,12 @@ class TestTied:
         assert "table.weight" in s.head_params()
         assert (s.count(Role.TIED), s.count(Role.TRUNK), s.count(Role.HEAD)) == (15, 12, 5)
 
+    @pytest.mark.parametrize("policy", list(Tied))
+    def test_a_policy_by_its_name(self, policy):
+        by_name = split(seeded(TiedLanguageModel), tied=policy.value)
+        assert by_name.tied is policy
+        assert Split(by_name.trunk, by_name.head, tied=policy.value, model=by_name.model).tied is policy
+
     def test_excluded_lookup_reads_the_current_table(self):
         """Only its gradient is left out: h moves with the table."""
         model = seeded(TiedLanguageModel).double()

@@ -98,3 +98,11 @@ class TestBlackBoxTrunk:
         s = Split(trunk, LinearHead(nn.Linear(4, 3, dtype=torch.float64)))
         with pytest.raises(SplitError, match="CentralDifference"):
             SplitFG(4, engine=ForwardMode())(s, noise(5, 3), classes(5, count=3), generator=generator())
+
+    @pytest.mark.parametrize(
+        "estimator", [Backprop(), Backprop(closed_head=True), CheckpointedBackprop()], ids=["plain", "closed", "blocks"]
+    )
+    def test_reverse_mode_is_refused(self, estimator):
+        s = Split(self.trunk(), LinearHead(nn.Linear(4, 3, dtype=torch.float64)))
+        with pytest.raises(SplitError, match=r"BlackBoxTrunk.*CentralDifference.*FrozenTrunk"):
+            estimator(s, noise(5, 3), classes(5, count=3))

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from splitfg._black_box import BlackBoxTrunk
 from splitfg._cut import names_of, replaced
 from splitfg._split import Role, Split
 from splitfg._validate import check_batch, check_h, check_loss
@@ -37,6 +38,7 @@ class Backprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        _check_reverse(split)
         check_batch(split, x, y, generator)
         return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
@@ -57,6 +59,7 @@ class CheckpointedBackprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        _check_reverse(split)
         check_batch(split, x, y, generator)
         return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
@@ -129,6 +132,17 @@ class _Reverse:
         return {inner: n for inner, n in names.items() if roles[n] not in (left_out, Role.FROZEN)}
 
 
+def _check_reverse(split: Split) -> None:
+    """Refuse to differentiate a black box: its gradient would be a silent zero."""
+    if isinstance(split.trunk, BlackBoxTrunk):
+        raise SplitError(
+            [
+                "reverse mode cannot see into a BlackBoxTrunk: use SplitFG(engine=CentralDifference()), or"
+                " FrozenTrunk() for the head alone"
+            ]
+        )
+
+
 def _leaves(params: Params) -> Params:
     return {n: p.detach().requires_grad_() for n, p in params.items()}
 
@@ -141,12 +155,12 @@ def _grads(output: Tensor, leaves: Params, u: Tensor | None) -> Params:
 
 
 def _each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Every gradient in memory of its own, so that it can be changed in place.
+    """Every gradient dense and in memory of its own, so that it can be changed in place.
 
     Autograd hands on one tensor for both terms of a sum, and expands what is summed over.
     """
     seen: set[int] = set()
-    for g in grads:
+    for g in (g.to_dense() if g.is_sparse else g for g in grads):
         start = g.untyped_storage().data_ptr()
         shared = start in seen or g.untyped_storage().nbytes() < g.numel() * g.element_size()
         seen.add(start)

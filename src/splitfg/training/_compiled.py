@@ -55,7 +55,7 @@ def _twin(split: Split, trunk: nn.Module, compile_: Compile) -> Split:
     head = _compiled_head(split.head, compile_) if isinstance(split.head, LinearHead) else split.head
     twin = Split(trunk, head, tied=split.tied, model=split.model)
     # the original is asked whether it agrees with its model: asking the twin would compile it for evaluation too
-    twin.examined = True
+    twin.examined.add(twin.training_flags())
     return twin
 
 
