@@ -87,14 +87,13 @@ class Diagnosis:
         return words
 
     def _numbers(self) -> list[str]:
-        measured = "not measured" if self.measured_variance is None else f"{self.measured_variance:.4g}"
+        measured = "not measured" if self.measured_variance is None else f"{self.measured_variance:.4g} measured"
         how = "exact gradient" if self.exact else "from scores alone"
         lines = [
             f"parameters        trunk {self.trunk_parameters:,}, head {self.head_parameters:,}"
             f" (ratio {self.parameter_ratio:.4f})",
             f"gradient energy   {self.energy_ratio:.4f} of it in the trunk ({how})",
-            f"total variance    {self.predicted_variance:.4g} predicted, {measured} measured"
-            f" (K={self.K}, {self.draws} draws)",
+            f"total variance    {self.predicted_variance:.4g} predicted, {measured} (K={self.K}, {self.draws} draws)",
         ]
         if self.saved_bytes is not None:
             lines.append(
@@ -106,8 +105,8 @@ class Diagnosis:
                 f"at {self.size.depth} layers      backprop keeps {kept:,.1f} GB, Split-FG holds {held:,.1f} GB"
             )
         width = max((len(name) for name in self.snr), default=0)
-        lines += ["signal to noise"] + [f"  {name:<{width}}  {value:.3g}" for name, value in self.snr.items()]
-        return lines
+        heading = ["signal to noise"] if self.snr else []
+        return lines + heading + [f"  {name:<{width}}  {value:.3g}" for name, value in self.snr.items()]
 
 
 def diagnose(
@@ -138,7 +137,7 @@ def diagnose(
         engine: How J v is found; by default forward mode, or central differences for a black box.
         size: A transformer and batch whose activations to weigh, with backprop and with Split-FG.
     """
-    refuse([f"draws must be at least 2, got {draws}"] if draws < 2 else [])
+    _require_counts(draws, steps)
     black_box = isinstance(split.trunk, BlackBoxTrunk)
     estimator = SplitFG(K, engine=engine or (CentralDifference() if black_box else ForwardMode()))
     layout = Layout.of(split.trunk_params())
@@ -183,6 +182,13 @@ def saved_bytes(split: Split, x: Inputs) -> int:
         h = split.trunk_function(x)(params)
         del h
     return sum(kept.values())
+
+
+def _require_counts(draws: int, steps: int | None) -> None:
+    found = [f"draws must be at least 2, got {draws}"] if draws < 2 else []
+    if steps is not None and steps < 1:
+        found.append(f"steps must be at least 1 (or None where the budget is not known), got {steps}")
+    refuse(found)
 
 
 def _exact(split: Split, x: Inputs, y: Target) -> Estimate:

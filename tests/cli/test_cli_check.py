@@ -34,6 +34,34 @@ def test_diagnose_measures_a_model_of_ones_own(tmp_path: Path) -> None:
         assert part in done.stdout
 
 
+def test_diagnose_seeds_what_the_model_is_made_of(tmp_path: Path) -> None:
+    lines = MODEL.replace("    torch.manual_seed(0)\n", "    print(random.random(), np.random.rand())\n")
+    (tmp_path / "my_model.py").write_text(f"import random\nimport numpy as np\n{lines}")
+    seeds = ("0", "0", "1")
+    said = [splitfg("diagnose", "my_model:build", "--draws", "2", "--seed", s, cwd=tmp_path).stdout for s in seeds]
+    assert said[0] == said[1]
+    for first, other in zip(said[0].splitlines()[:4], said[2].splitlines()[:4], strict=True):
+        assert first.startswith("parameters") or first != other
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        ("model", "returned Linear;"),
+        ("None", "returned NoneType;"),
+        ("model, x", "returned 2 values;"),
+        ("model, x, x", "returned Linear as the first of three values;"),
+    ],
+)
+def test_diagnose_says_what_a_function_must_return(tmp_path: Path, returned: str, got: str) -> None:
+    lines = f"def build():\n    model, x = torch.nn.Linear(2, 2), torch.ones(3, 2)\n    return {returned}\n"
+    (tmp_path / "my_model.py").write_text(f"import torch\n\n{lines}")
+    done = splitfg("diagnose", "my_model:build", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"my_model:build {got} expected (split, x, y)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_features_are_found_by_using_them() -> None:
     features = list(islice(_features.probe_features(torch.device("cpu")), 3))
     assert all(feature.works for feature in features), features

@@ -122,6 +122,11 @@ class TestWords:
         with pytest.raises(SplitError, match="draws must be at least 2"):
             diagnose(*problem(), generator=generator(), draws=1)
 
+    @pytest.mark.parametrize("steps", [0, -5])
+    def test_no_steps_at_all(self, steps):
+        with pytest.raises(SplitError, match=f"steps must be at least 1 .*got {steps}"):
+            diagnose(*problem(), generator=generator(), draws=2, steps=steps)
+
 
 class TestTied:
     def split(self, policy):
@@ -170,3 +175,8 @@ class TestBlackBox:
         assert d.energy_ratio == pytest.approx(self.true_energy_ratio(), rel=4 * relative_error)
         assert (d.exact, d.measured_variance, d.saved_bytes, d.snr) == (False, None, None, {})
         assert "from scores alone" in str(d)
+
+    def test_what_was_not_measured_is_said_once(self):
+        d = diagnose(self.split(lambda params, x: torch.tanh(x @ params["w"])), self.x, self.y, generator=generator())
+        assert "predicted, not measured (K=" in str(d)
+        assert "signal to noise" not in str(d)

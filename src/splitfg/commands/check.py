@@ -17,7 +17,9 @@ from splitfg.commands._options import Device
 from splitfg.runs.environment import describe_device, resolve_device, source_revision, versions
 
 if TYPE_CHECKING:
+    from splitfg import Split
     from splitfg.commands._features import Feature
+    from splitfg.types import Inputs, Target
 
 
 def doctor(device: Device = "auto") -> None:
@@ -39,7 +41,9 @@ def diagnose(
     K: Annotated[int, typer.Option("--K", help="Tangents per estimate.", min=1)] = 8,
     draws: Annotated[int, typer.Option(help="Estimates to measure the variance from.", min=2)] = 100,
     steps: Annotated[int | None, typer.Option(help="Training steps you can afford.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of the tangents.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the tangents, and of what your function draws.", min=0, max=2**32 - 1)
+    ] = 0,
 ) -> None:
     """Measure how noisy Split-FG is on your own model, and what that means for K and rho."""
     make = _load(target)
@@ -47,7 +51,8 @@ def diagnose(
 
     from splitfg import diagnose as measure
 
-    split, x, y = make()
+    _seed_everything(seed)
+    split, x, y = _require_problem(target, make())
     parameter = next(iter(split.model.parameters()))
     generator = torch.Generator(parameter.device).manual_seed(seed)
     typer.echo(measure(split, x, y, generator=generator, K=K, draws=draws, steps=steps))
@@ -66,6 +71,33 @@ def _load(target: str) -> Any:
     if not callable(getattr(found, name, None)):
         raise UsageError(f"{module} has no function {name!r}")
     return getattr(found, name)
+
+
+def _seed_everything(seed: int) -> None:
+    """Seed whatever somebody's own function may draw its model and data from."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _require_problem(target: str, made: object) -> tuple[Split, Inputs, Target]:
+    """What a function returned, if it is ``(split, x, y)``."""
+    from splitfg import Split
+
+    if isinstance(made, tuple | list) and len(made) == 3:
+        split, x, y = made
+        if isinstance(split, Split):
+            return split, x, y
+        got = f"{type(split).__name__} as the first of three values"
+    else:
+        got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
+    expected = "(split, x, y): a Split, which splitfg.split(model) makes, and inputs and targets of one batch"
+    raise UsageError(f"{target} returned {got}; expected {expected}")
 
 
 def _print_device(console: Console, name: str) -> list[Feature]:
