@@ -68,10 +68,10 @@ class Setting:
     ) -> GradientLearner:
         trunk = GPT(self.config, generator=torch.Generator().manual_seed(0)).to(self.device, dtype)
         split = Split(trunk, self.head(trunk.tied_linear()), tied=Tied.EXCLUDE)
-        estimator, magnitude = method.build()
+        estimator = method.build()
         built = (optimizer or Adam(self.lr)).build(split, rho=0.1)
         schedule = CosineWithWarmup(self.steps, 3)
-        return GradientLearner(split, estimator, built, schedule=schedule, magnitude=magnitude)
+        return GradientLearner(split, estimator, built, schedule=schedule)
 
     def captured(self, *args: Any, compile_: Any = None, looked_up: bool = True, **kwargs: Any) -> CapturedLearner:
         batches = DeviceWindows(self.windows, batch=self.batch, steps=self.steps, device=self.device)

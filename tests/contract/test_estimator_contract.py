@@ -18,6 +18,7 @@ from splitfg import (
     ForwardMode,
     FrozenTrunk,
     LinearHead,
+    NonFiniteError,
     OneSidedDifference,
     Orthogonal,
     ProbedHead,
@@ -26,7 +27,9 @@ from splitfg import (
     ReverseModeHead,
     RunningMagnitude,
     Split,
+    SplitError,
     SplitFG,
+    SquaredError,
     Tied,
     split,
 )
@@ -225,6 +228,38 @@ def test_a_head_without_trained_parameters(head):
     s = Split(nn.Linear(3, 4, dtype=torch.float64), HEADLESS[head]())
     estimate = SplitFG(3)(s, noise(5, 3), classes(5, count=3), generator=generator())
     assert set(estimate.grads) == {"trunk.weight", "trunk.bias"}
+
+
+class Halved(nn.Module):
+    """Gives h for every second sample only."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4).double()
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))[::2]
+
+
+@every_estimator
+def test_every_sample_needs_its_row_of_h(name):
+    """Else the first rows of the target would be taken for the others, without a word."""
+    s = Split(nn.Sequential(Halved()), LinearHead(nn.Linear(4, 3).double()))
+    with pytest.raises(SplitError, match=r"h of \d rows for \d samples"):
+        ESTIMATORS[name]()(s, noise(4, 3), classes(4, count=3), generator=generator())
+
+
+def test_scores_beyond_the_parameters_dtype():
+    """Half precision ends at 65,504: scores may lie above it, a gradient may not."""
+    s, largest = mlp_split(3, 4, 1, dtype=torch.float16, loss=SquaredError()), torch.finfo(torch.float16).max
+    x, y = noise(1, 3, dtype=torch.float16).repeat(8, 1), torch.full((8, 1), 60_000.0, dtype=torch.float16)
+    estimate = SplitFG(16)(s, x, y, generator=generator())
+    assert estimate.stats.scores.abs().max() > largest
+    assert all(g.isfinite().all() for g in estimate.grads.values())
+    with torch.no_grad():
+        s.head.layers[0].weight.mul_(8)
+    with pytest.raises(NonFiniteError, match="bfloat16"):
+        SplitFG(16)(s, x, y, generator=generator())
 
 
 class TestCompiled:

@@ -102,6 +102,15 @@ def test_every_tangent_has_its_own_step():
     torch.testing.assert_close(stretched / scales.view(-1, 1, 1), plain, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("engine", [CentralDifference(), OneSidedDifference()])
+def test_answers_may_come_in_one_buffer(engine):
+    """As from an inference runtime that writes every answer to the same place."""
+    params, tangents, place = {"w": noise(3)}, {"w": noise(2, 3, seed=5)}, torch.empty(3, dtype=torch.float64)
+    h, dh = engine(lambda p: place.copy_(p["w"].sin()), params, tangents)
+    torch.testing.assert_close(h, params["w"].sin())
+    torch.testing.assert_close(dh, params["w"].cos() * tangents["w"], rtol=1e-4, atol=1e-6)
+
+
 def test_differences_never_differentiate():
     """A function outside torch is measured as well as one inside."""
 

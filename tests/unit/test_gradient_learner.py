@@ -11,6 +11,7 @@ from splitfg import (
     Backprop,
     Conditioned,
     CosineWithWarmup,
+    ForwardGradient,
     GradientLearner,
     Learner,
     RunningMagnitude,
@@ -24,8 +25,7 @@ from splitfg.training import momentum
 def learner(recipe, *, conditioned=False, predicted=False, seed=0):
     """A learner with everything on: clipping, a schedule, running magnitudes, a prediction from momentum."""
     s = mlp_split(3, 4, 4, 3)
-    magnitude = RunningMagnitude() if conditioned else None
-    estimator = SplitFG(3, law=Conditioned(magnitude)) if conditioned else SplitFG(3)
+    estimator = SplitFG(3, law=Conditioned(RunningMagnitude())) if conditioned else SplitFG(3)
     optimizer = recipe.build(s, rho=0.3)
     return GradientLearner(
         s,
@@ -33,7 +33,6 @@ def learner(recipe, *, conditioned=False, predicted=False, seed=0):
         optimizer,
         schedule=CosineWithWarmup(total=10, warmup=2),
         prediction=(lambda: momentum(s, optimizer)) if predicted else None,
-        magnitude=magnitude,
     )
 
 
@@ -113,6 +112,24 @@ class TestGradientLearner:
         assert set(seen) == set(twin.trunk_params())
         for n, m in seen.items():
             torch.testing.assert_close(m, 0.01 * estimate.grads[n].square())
+
+    def test_magnitude_covers_the_head_where_tangents_do(self):
+        s = mlp_split(3, 4, 3)
+        law = Conditioned(RunningMagnitude())
+        ours = GradientLearner(s, ForwardGradient(3, law=law), Adam().build(s))
+        for _ in range(2):
+            ours.step(self.x, self.y, generator=generator())
+        assert set(law.magnitude.state_dict()["mean_square"]) == set(s.trained_params())
+
+    def test_without_a_schedule_rates_are_whoever_sets_them(self):
+        s = mlp_split(3, 4, 3)
+        ours = GradientLearner(s, SplitFG(3), torch.optim.SGD(s.model.parameters(), lr=0.1))
+        scheduler = torch.optim.lr_scheduler.StepLR(ours.optimizer, 1, gamma=0.0)
+        ours.step(self.x, self.y, generator=generator())
+        scheduler.step()
+        before = values(s)
+        ours.step(self.x, self.y, generator=generator())
+        assert all(torch.equal(p, before[n]) for n, p in values(s).items())
 
     def test_predict_changes_nothing(self):
         ours = learner(Adam())

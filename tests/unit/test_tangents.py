@@ -6,7 +6,7 @@ from _toolkit import DOUBLE, generator, noise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitfg import Conditioned, Gaussian, Orthogonal, Rademacher, RunningMagnitude
+from splitfg import Conditioned, Gaussian, Orthogonal, Rademacher, RunningMagnitude, SplitError
 from splitfg.tangents import Layout, TangentSource
 
 
@@ -83,6 +83,14 @@ class TestSource:
         draws = [next(iter(TangentSource(LAWS[law](space), space, 3, None, generator(7)))) for _ in range(2)]
         assert torch.equal(*draws)
         assert not torch.equal(draws[0], next(iter(TangentSource(LAWS[law](space), space, 3, None, generator(8)))))
+
+    def test_a_law_that_draws_something_else_is_refused(self):
+        class Few(Gaussian):
+            def draw(self, layout, count, generator):
+                return super().draw(layout, count, generator)[:1]
+
+        with pytest.raises(SplitError, match=r"Few drew tangents of shape \(1, 4\), not \(3, 4\)"):
+            list(TangentSource(Few(), layout((4,)), 3, None, generator()))
 
     def test_no_more_than_a_chunk_is_drawn_at_a_time(self):
         """Chunks come when they are asked for: K of them need never fit."""

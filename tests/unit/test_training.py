@@ -150,6 +150,14 @@ class TestClip:
 
 
 class TestWriteGrads:
+    def test_shapes_and_names_are_checked_together(self):
+        s = mlp_split(3, 4, 3)
+        wrong = {**made_up(s).grads, "trunk.0.weight": torch.ones(3), "nowhere": torch.ones(3)}
+        with pytest.raises(SplitError) as error:
+            write_grads(s.model, estimate_of(wrong))
+        assert len(error.value.problems) == 2
+        assert "trunk.0.weight has shape (3,), not (4, 3)" in str(error.value)
+
     def test_every_parameter_gets_its_own(self):
         s = mlp_split(3, 4, 3)
         estimate = made_up(s)

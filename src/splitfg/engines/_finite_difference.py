@@ -59,8 +59,8 @@ class CentralDifference(_Difference):
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
         moves = self._moves(params, tangents, order=3)
-        dh = [(f(_moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in moves]
-        return f(params), torch.stack(dh)
+        dh = [(_run(f, _moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in moves]
+        return _run(f, params), torch.stack(dh)
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,14 @@ class OneSidedDifference(_Difference):
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
-        h = f(params)
+        h = _run(f, params)
         dh = [(f(_moved(params, v, e)) - h) / e for v, e in self._moves(params, tangents, order=2)]
         return h, torch.stack(dh)
+
+
+def _run(f: TrunkFunction, params: Params) -> Tensor:
+    """f(θ) in memory of its own: a device may give every answer in the same buffer."""
+    return f(params).clone()
 
 
 def _moved(params: Params, tangent: Params, step: float | Tensor) -> Params:

@@ -66,13 +66,12 @@ class _MeanAccumulator(Accumulator):
         self._sum: Tensor | None = None
 
     def add(self, tangents: Tensor, scores: Tensor) -> None:
-        scores = scores.to(tangents.dtype)
         if self._sum is None:
-            self._sum = (scores @ tangents).to(_wide(tangents.dtype))
+            self._sum = _weighted_sum(tangents, scores)
         elif self._sum.dtype == tangents.dtype:
-            self._sum.addmv_(tangents.T, scores)
+            self._sum.addmv_(tangents.T, scores.to(tangents.dtype))
         else:
-            self._sum.add_(scores @ tangents)
+            self._sum.add_(_weighted_sum(tangents, scores))
 
     def result(self) -> Tensor:
         assert self._sum is not None
@@ -132,6 +131,15 @@ class _ProjectionAccumulator(Accumulator):
 
     def _chunk(self, index: int) -> Tensor:
         return self._kept if self._kept is not None else self._source.again(index)
+
+
+def _weighted_sum(tangents: Tensor, scores: Tensor) -> Tensor:
+    """Σ_k d_k v_k, in float32 or wider; for narrow tangents the scores, which may be large, are scaled to at most 1."""
+    wide = _wide(tangents.dtype)
+    if wide == tangents.dtype:
+        return scores.to(wide) @ tangents
+    largest = scores.abs().amax().clamp_min(torch.finfo(scores.dtype).tiny)
+    return largest * ((scores / largest).to(tangents.dtype) @ tangents).to(wide)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitfg._split import Split
-from splitfg._validate import check_batch, check_loss
-from splitfg.errors import SplitError, refuse
+from splitfg._validate import check_batch, check_loss, skip_checks
+from splitfg.errors import NonFiniteError, SplitError, refuse
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
@@ -110,6 +111,7 @@ class SplitFG(TangentSettings):
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads)}
+        _check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
@@ -118,6 +120,13 @@ def _inner(dh: Tensor, u: Tensor) -> Tensor:
     """<u, dh_k> for every k, summed in float32 or wider."""
     wide = torch.promote_types(u.dtype, torch.float32)
     return dh.flatten(1).to(wide) @ u.flatten().to(wide)
+
+
+def _check_gradients(norms: Mapping[str, Tensor]) -> None:
+    """Scores may be finite where gradients are not: those are as narrow as the parameters."""
+    if not skip_checks() and not bool(torch.stack(list(norms.values())).isfinite().all()):
+        words = "a gradient is not finite though the loss is: it does not fit the parameters' dtype"
+        raise NonFiniteError([f"{words}: use bfloat16 or float32"])
 
 
 def _trunk_params(split: Split) -> Params:

@@ -65,15 +65,13 @@ class Training(Protocol):
 def gradient_learner(config: Training, split: Split, *, horizon: int) -> GradientLearner:
     """The eager learner of a config, its learning rate annealed over ``horizon`` steps."""
     assert isinstance(config.method, MethodRecipe)
-    estimator, magnitude = config.method.build()
     return GradientLearner(
         split,
-        estimator,
+        config.method.build(),
         config.optimizer.build(split, rho=config.rho),
         schedule=CosineWithWarmup(horizon, config.warmup),
         max_norm=config.max_norm,
         clip_apart=config.clip_apart,
-        magnitude=magnitude,
     )
 
 

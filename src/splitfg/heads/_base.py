@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from splitfg.errors import SplitError
 from splitfg.heads._losses import CrossEntropy, OutputLoss
 from splitfg.types import HeadGradient, Params
 
@@ -58,6 +59,7 @@ class Head(nn.Module, ABC):
         """
         with torch.no_grad():
             h = h.detach()
+            _require_a_row_each(h, target)
             if normaliser is None:
                 normaliser = self.normaliser(h, target)
             return self._exact(h, target, normaliser)
@@ -68,6 +70,7 @@ class Head(nn.Module, ABC):
 
     def loss(self, params: Params, h: Tensor, target: Tensor, normaliser: Tensor) -> Tensor:
         """The loss as a differentiable function of the parameters and h."""
+        _require_a_row_each(h, target)
         outputs = self.outputs(params, h)
         width = outputs.shape[-1]
         rows = self.output_loss.fold(target, width)
@@ -107,6 +110,12 @@ class Head(nn.Module, ABC):
             return [f"the head cannot read h of shape {tuple(h.shape)} ({error}): make the two fit"]
         loss, leading = self.output_loss, (target.shape[0], *inner)
         return loss.shape_problems(leading, width, target) + loss.value_problems(width, target)
+
+
+def _require_a_row_each(h: Tensor, target: Tensor) -> None:
+    rows, samples = h.shape[0], target.shape[0]
+    if rows != samples:
+        raise SplitError([f"the trunk gives h of {rows} rows for {samples} samples: every sample needs its own row"])
 
 
 class OpaqueHead(Head, ABC):

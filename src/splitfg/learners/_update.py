@@ -18,7 +18,8 @@ class Update:
     Args:
         module: Owns the parameters; its names key the gradients.
         optimizer: Any ``torch.optim`` optimizer over them.
-        schedule: Factor on every group's learning rate, by step; constant by default.
+        schedule: Factor on every group's learning rate, by step. Without one, rates are left to the optimizer and to
+            whoever sets them from outside.
         max_norm: Joint clipping bound; ``None`` for no clipping.
         apart: Parameters that are clipped by themselves.
 
@@ -56,9 +57,10 @@ class Update:
 
     def step(self) -> None:
         """Move the parameters along ``.grad``, at the schedule's rate."""
-        factor = self.schedule(self.steps)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+        if not isinstance(self.schedule, Constant):
+            factor = self.schedule(self.steps)
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor
         self.optimizer.step()
         self.steps += 1
 

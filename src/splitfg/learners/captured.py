@@ -213,7 +213,6 @@ def _compiled_twin(learner: GradientLearner, compile_: Compile) -> GradientLearn
         max_norm=learner.max_norm,
         clip_apart=learner.clip_apart,
         prediction=learner.prediction,
-        magnitude=learner.magnitude,
     )
 
 

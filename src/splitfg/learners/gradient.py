@@ -11,9 +11,9 @@ from torch import Tensor
 
 from splitfg._split import Split
 from splitfg.errors import SplitError
-from splitfg.estimators import Estimator, SplitFG
+from splitfg.estimators import Estimator, ForwardGradient, SplitFG
 from splitfg.learners._update import Update
-from splitfg.tangents import RunningMagnitude
+from splitfg.tangents import Conditioned
 from splitfg.training import Schedule
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
@@ -26,12 +26,15 @@ class GradientLearner:
         estimator: Where gradients come from.
         optimizer: Any ``torch.optim`` optimizer over ``split.model``'s parameters; a recipe of
             :mod:`splitfg.recipes` builds one with the trunk step scale rho.
-        schedule: Factor on every group's learning rate, by step.
+        schedule: Factor on every group's learning rate, by step. Without one, rates are left to the optimizer, and to
+            any of torch's own schedulers.
         max_norm: Clipping bound; ``None`` for no clipping.
         clip_apart: Clip trunk and head each by itself instead of jointly, so that the trunk's noise does not shrink
             the head's exact gradient.
         prediction: Called before every step for a guess of the trunk's gradient (a control variate).
-        magnitude: Updated with every estimate, where conditioned tangents read it.
+
+    Attributes:
+        magnitude: What conditioned tangents read, updated with every estimate; ``None`` for other laws.
     """
 
     def __init__(
@@ -44,11 +47,12 @@ class GradientLearner:
         max_norm: float | None = 1.0,
         clip_apart: bool = False,
         prediction: Callable[[], Params] | None = None,
-        magnitude: RunningMagnitude | None = None,
     ) -> None:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
-        self.split, self.estimator, self.prediction, self.magnitude = split, estimator, prediction, magnitude
+        self.split, self.estimator, self.prediction = split, estimator, prediction
+        law = estimator.law if isinstance(estimator, SplitFG | ForwardGradient) else None
+        self.magnitude = law.magnitude if isinstance(law, Conditioned) else None
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
@@ -93,9 +97,13 @@ class GradientLearner:
         self.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
         estimate = self.estimate(x, y, generator=generator)
         if self.magnitude is not None:
-            self.magnitude.update({n: estimate.grads[n] for n in self.split.trunk_params()})
+            self.magnitude.update({n: estimate.grads[n] for n in self._estimated()})
         written = self._update.write(estimate)
         return StepStats(written.loss, _metrics(written))
+
+    def _estimated(self) -> Params:
+        """The parameters that tangents are drawn for."""
+        return self.split.trunk_params() if isinstance(self.estimator, SplitFG) else self.split.trained_params()
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """The gradient of one batch, before clipping; nothing changes but the generator."""

@@ -19,11 +19,11 @@ class PredictiveCodingMethod(MethodRecipe):
     settle_rate: float = 0.1
     stiffness: float = 10.0
 
-    def build(self) -> tuple[Estimator, None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.learners.predictive_coding.PredictiveCoding`."""
         from splitfg.learners.predictive_coding import PredictiveCoding
 
-        return PredictiveCoding(self.settle_steps, self.settle_rate, self.stiffness), None
+        return PredictiveCoding(self.settle_steps, self.settle_rate, self.stiffness)
 
 
 @dataclass(frozen=True)

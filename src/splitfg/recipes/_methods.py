@@ -8,40 +8,40 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from splitfg.estimators import Estimator
-    from splitfg.tangents import RunningMagnitude, TangentLaw
+    from splitfg.tangents import TangentLaw
 
 
 @dataclass(frozen=True)
 class GaussianLaw:
     """v ~ N(0, I)."""
 
-    def build(self) -> tuple[TangentLaw, None]:
+    def build(self) -> TangentLaw:
         """:class:`~splitfg.Gaussian`."""
         from splitfg.tangents import Gaussian
 
-        return Gaussian(), None
+        return Gaussian()
 
 
 @dataclass(frozen=True)
 class RademacherLaw:
     """v_i = ±1."""
 
-    def build(self) -> tuple[TangentLaw, None]:
+    def build(self) -> TangentLaw:
         """:class:`~splitfg.Rademacher`."""
         from splitfg.tangents import Rademacher
 
-        return Rademacher(), None
+        return Rademacher()
 
 
 @dataclass(frozen=True)
 class OrthogonalLaw:
     """K mutually orthogonal tangents."""
 
-    def build(self) -> tuple[TangentLaw, None]:
+    def build(self) -> TangentLaw:
         """:class:`~splitfg.Orthogonal`."""
         from splitfg.tangents import Orthogonal
 
-        return Orthogonal(), None
+        return Orthogonal()
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,11 @@ class ConditionedLaw:
     power: float = 1.0
     floor: float = 0.1
 
-    def build(self) -> tuple[TangentLaw, RunningMagnitude]:
-        """:class:`~splitfg.Conditioned`, with the magnitude that the learner must update."""
+    def build(self) -> TangentLaw:
+        """:class:`~splitfg.Conditioned`, on a magnitude that the learner updates."""
         from splitfg.tangents import Conditioned, RunningMagnitude
 
-        magnitude = RunningMagnitude(self.beta)
-        return Conditioned(magnitude, self.power, self.floor), magnitude
+        return Conditioned(RunningMagnitude(self.beta), self.power, self.floor)
 
 
 LawRecipe: TypeAlias = GaussianLaw | RademacherLaw | OrthogonalLaw | ConditionedLaw
@@ -67,19 +66,19 @@ class MethodRecipe(ABC):
     """Settings of a gradient method; :meth:`build` makes its estimator."""
 
     @abstractmethod
-    def build(self) -> tuple[Estimator, RunningMagnitude | None]:
-        """The estimator, and the running magnitude its tangents read, if they do."""
+    def build(self) -> Estimator:
+        """The estimator."""
 
 
 @dataclass(frozen=True)
 class FrozenMethod(MethodRecipe):
     """The trunk stays as it is; the head is trained exactly."""
 
-    def build(self) -> tuple[Estimator, None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.FrozenTrunk`."""
         from splitfg.estimators import FrozenTrunk
 
-        return FrozenTrunk(), None
+        return FrozenTrunk()
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,11 @@ class BackpropMethod(MethodRecipe):
     closed_head: bool = False
     readout_only: bool = False
 
-    def build(self) -> tuple[Estimator, None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.Backprop`."""
         from splitfg.estimators import Backprop
 
-        return Backprop(self.closed_head, self.readout_only), None
+        return Backprop(self.closed_head, self.readout_only)
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,12 @@ class SplitFGMethod(MethodRecipe):
     chunk: int | None = None
     law: LawRecipe = field(default_factory=GaussianLaw)
 
-    def build(self) -> tuple[Estimator, RunningMagnitude | None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.SplitFG`."""
         from splitfg.engines import ForwardMode
         from splitfg.estimators import SplitFG
 
-        law, magnitude = self.law.build()
-        return SplitFG(self.K, law, ForwardMode(self.chunk)), magnitude
+        return SplitFG(self.K, self.law.build(), ForwardMode(self.chunk))
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,12 @@ class PureFGMethod(MethodRecipe):
     K: int = 4
     chunk: int | None = None
 
-    def build(self) -> tuple[Estimator, None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.ForwardGradient`."""
         from splitfg.engines import ForwardMode
         from splitfg.estimators import ForwardGradient
 
-        return ForwardGradient(self.K, engine=ForwardMode(self.chunk)), None
+        return ForwardGradient(self.K, engine=ForwardMode(self.chunk))
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,8 @@ class EvolutionMethod(MethodRecipe):
     K: int = 4
     sigma: float = 1e-3
 
-    def build(self) -> tuple[Estimator, None]:
+    def build(self) -> Estimator:
         """:class:`~splitfg.EvolutionStrategy`."""
         from splitfg.estimators import EvolutionStrategy
 
-        return EvolutionStrategy(self.K, self.sigma), None
+        return EvolutionStrategy(self.K, self.sigma)

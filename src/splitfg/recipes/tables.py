@@ -169,9 +169,8 @@ class TableRecipe:
         if isinstance(self.method, HopfieldMethod):
             return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
         split = Split(trunk, self.network.build_head(shape, generator))
-        estimator, magnitude = self.method.build()
         optimizer = self.optimizer.build(split, rho=self.rho)
-        return GradientLearner(split, estimator, optimizer, max_norm=self.clip, magnitude=magnitude)
+        return GradientLearner(split, self.method.build(), optimizer, max_norm=self.clip)
 
     def _forward_forward(
         self, method: ForwardForwardMethod, shape: TableShape, generator: torch.Generator

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from splitfg.errors import SplitError
 from splitfg.tangents._laws import TangentLaw
 from splitfg.tangents._layout import Layout
 
@@ -78,4 +79,9 @@ def _draw(law: TangentLaw, layout: Layout, count: int, generator: torch.Generato
 
 @torch.no_grad()
 def _draw_eagerly(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-    return law.draw(layout, count, generator)
+    rows = law.draw(layout, count, generator)
+    if rows.shape != (count, layout.total):
+        raise SplitError(
+            [f"{type(law).__name__} drew tangents of shape {tuple(rows.shape)}, not {(count, layout.total)}"]
+        )
+    return rows

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, refuse
 from splitfg.estimators._grads import norm
 from splitfg.types import Estimate, Params
 
@@ -50,7 +50,8 @@ def _clip_together(grads: Params, max_norm: float) -> Tensor:
 def write_grads(module: nn.Module, estimate: Estimate) -> None:
     """Put an estimate's gradients into ``.grad``, where any optimizer finds them.
 
-    Parameters without an entry (a frozen trunk's) get ``None``, so that optimizers leave them alone.
+    Parameters without an entry (a frozen trunk's) get ``None``, so that optimizers leave them alone. Nothing is copied
+    that need not be: what changes ``.grad`` afterwards changes the estimate's gradients too.
 
     Args:
         module: The split's ``model``.
@@ -58,8 +59,11 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
     """
     own = dict(module.named_parameters())
     unknown = sorted(set(estimate.grads) - set(own))
-    if unknown:
-        raise SplitError([f"the module has no parameter named {', '.join(unknown)}: pass split.model"])
+    found = [f"the module has no parameter named {', '.join(unknown)}: pass split.model"] if unknown else []
+    for name, grad in estimate.grads.items():
+        if name in own and grad.shape != own[name].shape:
+            found.append(f"the gradient of {name} has shape {tuple(grad.shape)}, not {tuple(own[name].shape)}")
+    refuse(found)
     for name, p in own.items():
         g = estimate.grads.get(name)
         p.grad = None if g is None else _laid_out_like(p, g.detach().to(p.dtype))

@@ -23,7 +23,7 @@ def run(config: Demo, *, seed: int, run: RunContext) -> Mapping[str, float]:
     generator = torch.Generator(run.device).manual_seed(seed)
     (x, y), (test_x, test_y) = _digits(run.device)
     split = Split(MLP(x.shape[1], generator=generator), LinearHead(linear(128, 10, generator=generator)))
-    estimator, _ = config.method.build()
+    estimator = config.method.build()
     learner = GradientLearner(split, estimator, config.optimizer.build(split, rho=config.rho))
 
     def batch(step: int) -> tuple[Tensor, Tensor]:

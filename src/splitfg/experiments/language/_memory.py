@@ -54,7 +54,7 @@ def _fits(method: SplitFGMethod | PureFGMethod, config: Language, split: Split, 
     device = next(split.model.parameters()).device
     torch.cuda.empty_cache()
     x, y = (part.to(device) for part in windows.step(0, config.batch))
-    estimator, _ = method.build()
+    estimator = method.build()
     try:
         estimator(split, x, y, generator=torch.Generator(device))
     except torch.OutOfMemoryError:
