@@ -136,6 +136,18 @@ def test_runs_that_are_not_there_are_usage_errors(tmp_path: Path, verb: list[str
     assert "no run folder at nowhere" in done.stderr or "no finished runs" in done.stderr
 
 
+def test_a_place_without_runs_is_named_once(tmp_path: Path) -> None:
+    done = splitfg("resume", tmp_path / "runz", cwd=tmp_path)
+    assert done.stderr.strip() == f"error: no run folder at {tmp_path / 'runz'}"
+    both = splitfg("resume", "runz", cwd=tmp_path)
+    assert both.stderr.strip() == "error: no run folder at runz or runs/runz"
+
+
+def test_a_results_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    done = splitfg("results", "add", "foo.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (2, "error: there is no results file foo.json")
+
+
 def test_data_commands_say_what_is_wrong(tmp_path: Path) -> None:
     done = splitfg("data", "prepare", "adullt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 1

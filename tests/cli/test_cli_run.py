@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,64 @@ def test_results_travel(made: tuple[Path, subprocess.CompletedProcess[str]], tmp
         ("sgd", 0, "done"),
     ]
     assert "done 2/2" in splitfg("ls", "tiny/adam", cwd=tmp_path).stdout
+
+
+def test_a_finished_run_without_its_result_is_named_and_stops_nothing_else(
+    made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    place, _ = made
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    folder = RunFolder(tmp_path / "runs/tiny/adam/seed0")
+    before = folder.report()
+    (folder.path / "report.json").write_text("{")
+
+    for verb in (["run", "tiny/adam"], ["resume", "tiny/adam"]):
+        done = splitfg(*verb, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "marked as finished, but its result is lost" in done.stdout
+        assert "1 failed, 1 finished before" in done.stdout
+
+    done = splitfg("results", "add", "tiny/adam", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "left out: runs/tiny/adam/seed0/report.json is not valid JSON" in done.stderr
+    assert [r.report.seed for r in read_records(tmp_path / "none", tmp_path / "results").runs] == [1]
+
+    # as the message says
+    (folder.path / "DONE").unlink()
+    assert splitfg("resume", "tiny/adam", cwd=tmp_path).returncode == 0
+    after = folder.report()
+    assert (after.status, after.metrics, after.steps) == (before.status, before.metrics, before.steps)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_places_that_cannot_be_written_to_are_clear_errors(
+    made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, place: str
+) -> None:
+    runs = made[0] / "runs"
+    (tmp_path / "file").touch()
+    for verb in (["report", "tiny", "--out", place], ["results", "add", "--results", place]):
+        done = splitfg(*verb, "--runs", runs, cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"error: cannot make the folder {place}: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_is_refused_before_its_first_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = splitfg("run", "tiny/sgd", "--device", "cuda", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "torch sees no GPU here" in done.stdout
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_that_was_there_before_stays_where_it_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs/tiny/sgd/seed0")
+    identity = {"schema": 1, "experiment": "tiny", "preset": "sgd", "seed": 0}
+    folder.path.mkdir(parents=True)
+    config = {"optimizer": {"type": "Sgd"}}
+    (folder.path / "config.json").write_text(json.dumps(identity | {"config": config}))
+    done = splitfg("run", "tiny/sgd", "--device", "cuda", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert folder.status() == "unfinished"
 
 
 def test_report_prints_and_writes(made: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:

@@ -223,6 +223,35 @@ def test_nothing_is_recorded_if_anything_is_wrong(tmp_path: Path, folder: RunFol
     assert not (tmp_path / "results").exists()
 
 
+def test_a_lost_result_says_what_to_do(folder: RunFolder) -> None:
+    folder.finish(make_report())
+    folder.require_result()
+    (folder.path / "report.json").write_text("{")
+    with pytest.raises(RunError, match="not valid JSON") as error:
+        folder.require_result()
+    for advice in (f"Delete {folder.path / 'DONE'}", f"splitfg resume {folder.path}", "delete the folder"):
+        assert advice in str(error.value)
+
+
+def test_a_discarded_run_takes_the_empty_folders_above_it_along(tmp_path: Path, folder: RunFolder) -> None:
+    other = RunFolder.of(tmp_path / "runs", "tiny", "sgd", 0)
+    other.prepare("tiny", "sgd", 0, TinyConfig())
+    with folder.locked(), pytest.raises(RunError, match="another process"):
+        RunFolder(folder.path).discard()
+    folder.discard()
+    assert [path.name for path in (tmp_path / "runs/tiny").iterdir()] == ["sgd"]
+    other.discard()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("sign", ["DONE", "checkpoint.json", "checkpoint.previous.json"])
+def test_a_run_that_began_is_never_discarded(folder: RunFolder, sign: str) -> None:
+    (folder.path / sign).touch()
+    with pytest.raises(RunError):
+        folder.discard()
+    assert (folder.path / sign).exists()
+
+
 def test_an_atomic_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
@@ -237,8 +266,10 @@ def test_an_unwritable_place_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot write"):
         write_json(tmp_path / "file" / "x.json", {})
-    with pytest.raises(RunError, match="cannot write"):
+    with pytest.raises(RunError, match="cannot make the folder"):
         RunFolder(tmp_path / "file" / "run").prepare("tiny", "adam", 0, TinyConfig())
+    with pytest.raises(RunError, match="cannot write"), RunFolder(tmp_path / "file").locked():
+        pass
 
 
 def test_metrics_are_cut_back_to_what_a_checkpoint_knew(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from test_runs_folder import make_report
 from tiny import TinyConfig
 
 from splitfg.runs import RunError, RunFolder, read_records, to_json
-from splitfg.runs.results import add_results, by_config, read_results, thin
+from splitfg.runs.results import add_records, add_results, by_config, collect, read_results, thin
 
 
 def finished(root: Path, seed: int = 0, variant: str = "adam", **changes: Any) -> RunFolder:
@@ -80,6 +80,22 @@ def test_a_damaged_results_file_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"runs\[0\].seed: expected int"):
         add_results([finished(tmp_path / "runs")], path.parent)
     assert path.read_bytes() == before
+
+
+def test_what_cannot_be_read_does_not_keep_the_rest_from_being_added(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "runs", seed) for seed in (0, 1)]
+    (folders[0].path / "report.json").unlink()
+    (tmp_path / "broken.json").write_text("{")
+    records, problems = collect(folders, [tmp_path / "broken.json"])
+    assert {problem.path for problem in problems} == {str(folders[0].path), str(tmp_path / "broken.json")}
+    (path,) = add_records(records, tmp_path / "results")
+    assert [run.report.seed for run in read_results(path)] == [1]
+
+
+def test_a_place_for_results_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot make the folder .*file/results"):
+        add_results([finished(tmp_path / "runs")], tmp_path / "file" / "results")
 
 
 def test_run_folders_win_over_recorded_results(tmp_path: Path) -> None:

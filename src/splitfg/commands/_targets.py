@@ -113,9 +113,10 @@ def find_runs(root: Path, names: Sequence[str]) -> list[RunFolder]:
     found: dict[Path, RunFolder] = {}
     problems: list[str] = []
     for name in names:
-        folders = [f for start in (Path(name), root / name) for f in _folders_below(start)]
+        places = dict.fromkeys((Path(name), root / name))  # one place where the name is a whole path
+        folders = [f for place in places for f in _folders_below(place)]
         if not folders:
-            problems.append(f"no run folder at {name} or {root / name}")
+            problems.append(f"no run folder at {' or '.join(map(str, places))}")
         found |= {folder.path.resolve(): folder for folder in folders}
     if problems:
         raise UsageError("\n".join(problems))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from splitfg.commands._errors import UsageError
+from splitfg.commands._errors import EXIT_FAILED, UsageError
 from splitfg.commands._options import (
     DEFAULT_RESULTS,
     DEFAULT_RUNS,
@@ -20,7 +21,7 @@ from splitfg.commands._options import (
 from splitfg.commands._targets import find_presets, find_runs
 from splitfg.experiments import EXPERIMENTS
 from splitfg.experiments.spec import identity_in
-from splitfg.runs.results import add_results
+from splitfg.runs.results import add_records, collect
 
 results_app = typer.Typer(no_args_is_help=True, help="Record results in small files that can be tracked.")
 
@@ -58,8 +59,7 @@ def add(
     results: Results = DEFAULT_RESULTS,
 ) -> None:
     """Fold finished runs into results/EXPERIMENT.json."""
-    files = [Path(name) for name in names or [] if Path(name).is_file()]
-    named = [name for name in names or [] if not Path(name).is_file()]
+    files, named = _files_and_runs(names or [])
     folders = find_runs(runs, named) if named or not files else []
     for folder in folders:
         if not folder.finished:
@@ -67,5 +67,22 @@ def add(
     finished = [folder for folder in folders if folder.finished]
     if not finished and not files:
         raise UsageError(f"there are no finished runs in {runs}")
-    for path in add_results(finished, results, files=files, identity=identity_in(EXPERIMENTS)):
+    records, problems = collect(finished, files)
+    for path in add_records(records, results, identity_in(EXPERIMENTS)):
         typer.echo(f"written: {path}")
+    for problem in problems:
+        typer.secho(f"left out: {problem.reason}", fg="red", err=True)
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _files_and_runs(names: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Which names are results files, and which are to be looked for among the run folders.
+
+    Raises:
+        UsageError: Some name results files that are not there.
+    """
+    missing = [name for name in names if name.endswith(".json") and not Path(name).is_file()]
+    if missing:
+        raise UsageError("\n".join(f"there is no results file {name}" for name in missing))
+    return [Path(name) for name in names if Path(name).is_file()], [n for n in names if not Path(n).is_file()]

@@ -7,6 +7,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,8 +56,9 @@ def run(
 ) -> None:
     """Run presets, skipping what is finished and going on with what was interrupted."""
     plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds))
-    folders, refused = _prepare(plans, runs)
-    outcomes = _make(folders, refused, jobs, device, tensorboard=tensorboard, as_json=as_json)
+    prepared = _prepare(plans, runs)
+    outcomes = _make(prepared.folders, prepared.refused, jobs, device, tensorboard=tensorboard, as_json=as_json)
+    _discard_refused(prepared.new, outcomes)
     _finish(outcomes, runs)
 
 
@@ -82,43 +85,68 @@ def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = 
     """Run the demo, less than a minute on a CPU, print its table and draw its curves."""
     from splitfg.report import print_report, write_figures
 
-    folders, refused = _prepare(make_plans(["demo"], [], None), runs)
-    outcomes = _make(folders, refused, 1, device, tensorboard=False, as_json=False)
+    prepared = _prepare(make_plans(["demo"], [], None), runs)
+    outcomes = _make(prepared.folders, prepared.refused, 1, device, tensorboard=False, as_json=False)
+    _discard_refused(prepared.new, outcomes)
     print_report(runs, results, "demo")
     for path in write_figures(runs, results, runs / "demo", "demo"):
         typer.echo(f"drawn: {path}")
     _finish(outcomes, runs)
 
 
-def _prepare(plans: Sequence[Plan], root: Path) -> tuple[list[RunFolder], list[Outcome]]:
-    """Write the configs; the folders that can be run, and those that hold something else."""
+@dataclass(frozen=True)
+class _Prepared:
+    """Folders that can be run, those among them that were not there before, and folders that hold something else."""
+
+    folders: list[RunFolder] = field(default_factory=list)
+    new: list[RunFolder] = field(default_factory=list)
+    refused: list[Outcome] = field(default_factory=list)
+
+
+def _prepare(plans: Sequence[Plan], root: Path) -> _Prepared:
+    """Write the configs."""
     from splitfg.runs.jobs import Outcome
 
-    folders: list[RunFolder] = []
-    refused: list[Outcome] = []
+    prepared = _Prepared()
     for plan in plans:
         folder = plan.folder(root)
+        is_new = not folder.path.exists()
         try:
             folder.prepare(plan.experiment.name, plan.preset.name, plan.seed, plan.config)
-            folders.append(folder)
         except RunError as error:
-            refused.append(Outcome(folder.name, "failed", str(error)))
-    return folders, refused
+            prepared.refused.append(Outcome(folder.name, "failed", str(error)))
+            continue
+        prepared.folders.append(folder)
+        if is_new:
+            prepared.new.append(folder)
+    return prepared
+
+
+def _discard_refused(new: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> None:
+    """Leave no folder behind for runs that were refused before their first step: there is nothing to go on with."""
+    refused = {outcome.run for outcome in outcomes if outcome.refused}
+    for folder in new:
+        if folder.name in refused:
+            with suppress(RunError):  # somebody else runs in it by now
+                folder.discard()
 
 
 def _claim(folders: Sequence[RunFolder]) -> tuple[list[RunFolder], list[Outcome]]:
-    """The folders nobody works in, and those that are busy; said before anything heavy is started."""
+    """The folders that wait to be run, and those that are busy or damaged; said before anything heavy is started."""
     from splitfg.runs.jobs import Outcome
 
-    free: list[RunFolder] = []
-    busy: list[Outcome] = []
+    waiting: list[RunFolder] = []
+    unusable: list[Outcome] = []
     for folder in folders:
         try:
+            if folder.finished:
+                folder.require_result()
+                continue
             with folder.locked():
-                free.append(folder)
+                waiting.append(folder)
         except RunError as error:
-            busy.append(Outcome(folder.name, "failed", str(error)))
-    return free, busy
+            unusable.append(Outcome(folder.name, "failed", str(error)))
+    return waiting, unusable
 
 
 def _make(
@@ -135,15 +163,15 @@ def _make(
     from splitfg.runs.jobs import Job, run_jobs
 
     console = Console(highlight=False, soft_wrap=True)
-    waiting, busy = _claim([folder for folder in folders if not folder.finished])
+    waiting, unusable = _claim(folders)
     command = [sys.executable, "-m", "splitfg.commands.worker"]
     options = ["--device", device, *(["--tensorboard"] if tensorboard else [])]
     queue = [Job(folder, (*command, str(folder.path), *options)) for folder in waiting]
     with choose_view(console, total=len(queue), as_json=as_json) as view:
-        for outcome in refused + busy:
+        for outcome in refused + unusable:
             view.show({"event": "failed", "run": outcome.run, "message": outcome.message})
-        outcomes = refused + busy + run_jobs(queue, at_once=at_once, view=view)
-    _summarise(console, outcomes, skipped=len(folders) - len(waiting) - len(busy), as_json=as_json)
+        outcomes = refused + unusable + run_jobs(queue, at_once=at_once, view=view)
+    _summarise(console, outcomes, skipped=len(folders) - len(waiting) - len(unusable), as_json=as_json)
     return outcomes
 
 

@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     stream = _EventStream()
     signal.signal(signal.SIGTERM, _interrupt)
 
-    def end(event: str, message: str) -> None:
-        stream({"event": event, "run": folder.name, "message": message})
+    def end(event: str, message: str, **more: bool) -> None:
+        stream({"event": event, "run": folder.name, "message": message, **more})
 
     try:
         return _work(folder, options.device, _listeners(stream, folder, tensorboard=options.tensorboard))
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_STOPPED
     except FOR_PEOPLE as error:
         traceback.print_exc()
-        end("failed", str(error))
+        end("failed", str(error), refused=not stream.begun)
         return exit_code(error)
     except Exception as error:
         traceback.print_exc()
@@ -90,14 +90,20 @@ def _listeners(stream: Emit, folder: RunFolder, *, tensorboard: bool) -> Emit:
 
 
 class _EventStream:
-    """Standard output, taken over: what other code prints there goes to standard error instead."""
+    """Standard output, taken over: what other code prints there goes to standard error instead.
+
+    Attributes:
+        begun: Whether a step has been taken.
+    """
 
     def __init__(self) -> None:
+        self.begun = False
         self._watched = True
         self._handle = os.dup(1)
         os.dup2(2, 1)
 
     def __call__(self, event: dict[str, Any]) -> None:
+        self.begun |= event["event"] in ("progress", "metrics")
         if not self._watched:
             return
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from splitfg.experiments.spec import Experiment
 from splitfg.report._views import ReportView, view_report
-from splitfg.runs._files import write_atomic
+from splitfg.runs._files import make_folder, write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,6 +36,9 @@ def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Exp
     Returns:
         The path of the HTML page.
 
+    Raises:
+        RunError: The folder cannot be written to.
+
     Warns:
         UnreadableWarning: Some files could not be read. The report itself lists them too.
     """
@@ -44,7 +47,7 @@ def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Exp
 
     report = view_report(runs, results, experiments)
     _warn(report)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     page = out / "report.html"
     write_atomic(out / "report.md", render_markdown(report).encode())
     write_atomic(page, render_html(report).encode())
@@ -92,11 +95,14 @@ def write_figures(
 
     Returns:
         The files written.
+
+    Raises:
+        RunError: The folder cannot be written to.
     """
     from splitfg.report._figures import view_figure
 
     (view,) = view_report(runs, results, experiments).only(experiment).experiments
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     written = []
     for figure in view.experiment.figures:
         svg = view_figure(figure, view.experiment, view.groups).svg

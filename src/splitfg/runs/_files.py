@@ -24,6 +24,18 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise unwritable(path, error) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are not there yet.
+
+    Raises:
+        RunError: It cannot be made (no permission, a file of that name).
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+
 def unwritable(path: Path, error: OSError) -> RunError:
     """The error for a file that could not be written."""
     return RunError(f"cannot write {path}: {error.strerror or error}. What was there before is intact.")

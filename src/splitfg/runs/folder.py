@@ -16,14 +16,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from splitfg._files import TEMPORARY
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import read_json, unwritable, write_atomic, write_json
+from splitfg.runs._files import make_folder, read_json, unwritable, write_atomic, write_json
 from splitfg.runs.config import Difference, differences, from_json, to_json
 from splitfg.runs.record import RunReport, Status, read_report, write_report
 
@@ -81,6 +82,11 @@ class RunFolder:
         """Whether the result is final."""
         return (self.path / "DONE").exists()
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return any(self.path.glob("checkpoint*.json"))
+
     def status(self) -> Literal["absent", "unfinished"] | Status:
         """How far the run is.
 
@@ -112,6 +118,17 @@ class RunFolder:
         """
         return read_report(self.path / "report.json")
 
+    def require_result(self) -> None:
+        """Raise a :class:`RunError` that says what to do if the run is finished and its result cannot be read."""
+        try:
+            self.report()
+        except RunError as error:
+            raise RunError(
+                f"{error}\n{self.path} is marked as finished, but its result is lost. Delete {self.path / 'DONE'} and"
+                f" run `splitfg resume {self.path}` to make the result again from the last checkpoint, or delete the"
+                " folder to run it anew."
+            ) from error
+
     def prepare(self, experiment: str, preset: str, seed: int, config: Any) -> None:
         """Write ``config.json``, or make sure that the one which is there says the same.
 
@@ -119,7 +136,7 @@ class RunFolder:
             RunError: A run with another config lives here; the error shows the difference.
         """
         if not (self.path / "config.json").exists():
-            self._create()
+            make_folder(self.path)
             identity = RunIdentity(experiment, preset, seed, to_json(config))
             write_json(self.path / "config.json", to_json(identity))
             return
@@ -155,7 +172,7 @@ class RunFolder:
         # not on every platform; listing and reporting do without
         import fcntl
 
-        with (self.path / ".lock").open("ab") as file:
+        with self._open_lock() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -163,11 +180,27 @@ class RunFolder:
             self._remove_leftovers()
             yield
 
-    def _create(self) -> None:
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, and the folders above it that are empty then.
+
+        Raises:
+            RunError: Another process is in there, or the run did begin.
+        """
+        with self.locked():
+            self.refuse_finished()
+            if self.has_checkpoint:
+                raise RunError(f"{self.path} holds a checkpoint: delete it yourself if you do not want it")
+            shutil.rmtree(self.path)
+        with contextlib.suppress(OSError):  # other runs are in there
+            for parent in (self.path.parent, self.path.parent.parent):
+                parent.rmdir()
+
+    def _open_lock(self) -> IO[bytes]:
+        path = self.path / ".lock"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            return path.open("ab")
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable(path, error) from error
 
     def _remove_leftovers(self) -> None:
         for path in self.path.glob(f".*{TEMPORARY}"):

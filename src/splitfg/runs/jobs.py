@@ -32,12 +32,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; ``stopped`` ones go on where they were, ``waiting`` ones were never started."""
+    """How a job ended; ``stopped`` ones go on where they were, ``waiting`` ones were never started.
+
+    ``refused`` ones failed before their first step, for a reason that ``message`` gives in full.
+    """
 
     run: str
     status: Literal["done", "diverged", "stopped", "waiting", "failed"]
     message: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    refused: bool = False
 
 
 def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
@@ -128,7 +132,16 @@ class _Crew:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             if self._stopping:
                 return Outcome(name, "stopped", f"{how} before it could save; its last checkpoint is intact")
-            return Outcome(name, "failed", f"{how}; see {job.folder.log_path}")
+            return Outcome(name, "failed", f"{how}{_advice(job.folder, code)}")
         if ending["event"] == "finished":
             return Outcome(name, ending["status"], ending["message"], ending["metrics"])
-        return Outcome(name, ending["event"], ending["message"])
+        return Outcome(name, ending["event"], ending["message"], refused=ending.get("refused", False))
+
+
+def _advice(folder: RunFolder, code: int) -> str:
+    """What to do about a process that ended without a word."""
+    said = f"; see {folder.log_path}" if folder.log_path.exists() and folder.log_path.stat().st_size else ""
+    if code != -signal.SIGKILL:
+        return said
+    how = "goes on from its last checkpoint" if folder.has_checkpoint else "begins anew, as nothing was saved yet"
+    return f"{said}. It may have run out of memory; `splitfg resume {folder.path}` {how}"

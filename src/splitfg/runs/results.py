@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import read_json, write_atomic
+from splitfg.runs._files import make_folder, read_json, write_atomic
 from splitfg.runs._metrics import read_metrics
 from splitfg.runs._names import natural
 from splitfg.runs.config import from_json, to_json
@@ -80,8 +80,7 @@ def read_records(runs: Path, results: Path, identity: Identity = by_config) -> R
     problems: list[Problem] = []
     files = sorted(results.glob("*.json"))
     recorded = [run for path in files for run in _attempt(path, read_results, problems)]
-    finished = [f.path for f in folders if f.finished]
-    local = [run for path in finished for run in _attempt(path, _read_finished, problems)]
+    local = [run for f in folders if f.finished for run in _attempt(f.path, _read_finished, problems)]
     merged = _merge(recorded, local, identity)
     unfinished = tuple(f.name for f in folders if not f.finished)
     return Records(tuple(merged), unfinished, tuple(problems))
@@ -104,15 +103,34 @@ def add_results(
     Raises:
         RunError: A run is not finished or cannot be read, or a results file is damaged; nothing is written.
     """
+    return add_records(
+        [*(r for path in files for r in read_results(path)), *map(read_record, folders)], results, identity
+    )
+
+
+def add_records(records: Iterable[RunRecord], results: Path, identity: Identity = by_config) -> list[Path]:
+    """Fold runs into ``results/<experiment>.json``, later ones and those that are new winning; the files written.
+
+    Raises:
+        RunError: A results file is damaged, and nothing is written; or it cannot be written.
+    """
     by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
-    for record in [*(r for path in files for r in read_results(path)), *map(read_record, folders)]:
+    for record in records:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
-    added = {results / f"{name}.json": records for name, records in by_experiment.items()}
-    merged = {path: _merge(read_results(path), records, identity) for path, records in added.items()}
-    results.mkdir(parents=True, exist_ok=True)
-    for path, records in merged.items():
-        write_atomic(path, _encoded(path.stem, records))
+    added = {results / f"{name}.json": new for name, new in by_experiment.items()}
+    merged = {path: _merge(read_results(path), new, identity) for path, new in added.items()}
+    make_folder(results)
+    for path, runs in merged.items():
+        write_atomic(path, _encoded(path.stem, runs))
     return list(merged)
+
+
+def collect(folders: Iterable[RunFolder], files: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]:
+    """The runs in results files and in folders of finished runs, and what of these could not be read."""
+    problems: list[Problem] = []
+    records = [run for path in files for run in _attempt(path, read_results, problems)]
+    records += [run for folder in folders for run in _attempt(folder.path, _read_finished, problems)]
+    return records, problems
 
 
 def read_record(folder: RunFolder) -> RunRecord:
