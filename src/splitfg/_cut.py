@@ -14,10 +14,47 @@ from splitfg.errors import SplitError
 from splitfg.types import Params
 
 
-def last_linear(model: nn.Module) -> str | None:
-    """The name of the last :class:`torch.nn.Linear` in the model's order."""
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+def graph_of(model: nn.Module) -> fx.Graph | None:
+    """The calls of the model in its present mode, linear layers kept whole; ``None`` if it cannot be traced."""
+    try:
+        return _traced(model, "", model.training)
+    except SplitError:
+        return None
+
+
+def last_linear(model: nn.Module, graph: fx.Graph | None) -> str | None:
+    """The name of the :class:`torch.nn.Linear` that is called last; without a graph, of the one defined last."""
+    if graph is None:
+        names = list(linears(model))
+    else:
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        names = [name for name in called if isinstance(model.get_submodule(name), nn.Linear)]
     return names[-1] if names else None
+
+
+def linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Every linear layer that can be called, by name, in the order of definition."""
+    found = {}
+    for name, module in model.named_modules():
+        # attention reads the weight of its linear layer, and never calls it
+        inside_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention)
+        if isinstance(module, nn.Linear) and not inside_attention:
+            found[name] = module
+    return found
+
+
+def original(model: nn.Module) -> nn.Module:
+    """The module as it was before any of its modules were replaced."""
+    return model.original if isinstance(model, _Twin) else model
+
+
+def submodule(model: nn.Module, name: str) -> nn.Module:
+    """The named module, or an error that says what names there are."""
+    known = [n for n, _ in model.named_modules() if n]
+    if name in known:
+        return model.get_submodule(name)
+    near = difflib.get_close_matches(name, known, n=3) or known[-3:]
+    raise SplitError([f"there is no module named {name!r}; did you mean {' or '.join(near)}?"])
 
 
 def names_of(part: nn.Module, model: nn.Module) -> dict[str, str]:
@@ -35,7 +72,7 @@ def replaced(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
     Only the containers on the way to the replaced modules are copied, and those shallowly.
     """
     for name in new:
-        _require(model, name)
+        submodule(model, name)
     if isinstance(model, _Twin):  # what it has replaced already stays replaced
         return _Twin(model.original, {**model.new, **new})
     return _Twin(model, new)
@@ -93,7 +130,7 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     Returns:
         Two graph modules that share the model's parameters under the model's names.
     """
-    _require(model, name)
+    submodule(model, name)
     halves = {mode: _halves(model, name, mode) for mode in (True, False)}
     trunks, rests = ({mode: halves[mode][i] for mode in halves} for i in (0, 1))
     return _ByMode.of(model, trunks), _ByMode.of(model, rests)
@@ -134,20 +171,17 @@ class _ByMode(nn.Module):
         return functional_call(evaluation_half, own, inputs)
 
 
-def is_readout(model: nn.Module, name: str) -> bool:
+def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
     """Whether the named module is the linear layer whose output the model returns.
 
-    Where the model cannot be traced, its last linear layer is taken for it; the first batch shows whether it is.
+    The last linear layer is taken for it whatever follows; the first batch shows whether it is.
     """
-    _require(model, name)
-    if type(model.get_submodule(name)) is not nn.Linear:
+    if not isinstance(submodule(model, name), nn.Linear):
         return False
-    try:
-        graph = _traced(model, name, model.training)
-    except SplitError:
-        return name == last_linear(model)
+    if graph is None or name == last_linear(model, graph):
+        return name == last_linear(model, graph)
     calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
-    return name == last_linear(model) or (len(calls) == 1 and all(user.op == "output" for user in calls[0].users))
+    return len(calls) == 1 and all(user.op == "output" for user in calls[0].users)
 
 
 def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
@@ -165,14 +199,15 @@ def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
 
 
 class _Tracer(fx.Tracer):
-    """Keeps the named module whole, so that the cut falls in front of it."""
+    """Keeps the named module whole, so that the cut falls in front of it, and linear layers of every kind."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name == self._name or super().is_leaf_module(m, module_qualified_name)
+        whole = module_qualified_name == self._name or isinstance(m, nn.Linear)
+        return whole or super().is_leaf_module(m, module_qualified_name)
 
 
 def _downstream(graph: fx.Graph, h: fx.Node) -> list[fx.Node]:
@@ -237,11 +272,3 @@ def _follow_buffers(made: fx.GraphModule, model: nn.Module) -> None:
 
     if read:
         made.register_forward_pre_hook(refresh)
-
-
-def _require(model: nn.Module, name: str) -> None:
-    known = [n for n, _ in model.named_modules() if n]
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=3) or known[-3:]
-    raise SplitError([f"the model has no module named {name!r}; did you mean {' or '.join(near)}?"])

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfg._cut import cut_at, is_readout, last_linear, names_of, without
+from splitfg._cut import cut_at, graph_of, is_readout, last_linear, linears, names_of, submodule, without
 from splitfg.errors import SplitError, refuse
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead
+from splitfg.heads._linear import has_closed_form
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
 
@@ -54,6 +55,7 @@ class Split:
     def __init__(
         self, trunk: nn.Module, head: Head, *, tied: Tied | str | None = None, model: nn.Module | None = None
     ) -> None:
+        refuse(_part_problems(trunk, head))
         self.trunk, self.head, self.tied = trunk, head, _policy(tied)
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names = names_of(trunk, self.model)
@@ -148,31 +150,51 @@ class Split:
         with torch.no_grad():
             return self.head.predict(self.h(x))
 
-    def agrees_with_model(self, x: Inputs) -> bool:
-        """Whether what the head computes on these inputs is what the model returns."""
+    def disagreement(self, x: Inputs) -> str | None:
+        """Why what the head computes on these inputs is not what the model returns, or ``None`` if it is."""
         if isinstance(self.model, _Joined):
-            return True
-        returned, made = self._returned_and_made(x)
+            return None
+        returned, made = _returned_and_made(self.model, x)
+        if not isinstance(returned, Tensor):
+            return (
+                f"the model returns a {type(returned).__name__}, not its outputs alone: wrap it in a module whose"
+                " forward returns its outputs (logits), and split that"
+            )
+        if self._computes(x, returned, made):
+            return None if returned.ndim > 1 else _squeezed(returned)
+        return self._what_differs(returned, made)
+
+    def _computes(self, x: Inputs, returned: Tensor, made: list[tuple[str, Tensor]]) -> bool:
+        """Whether the head gives what the model returns; a linear head's last layer must itself make it."""
         try:
             ours = self.predict(x)
         except Exception:  # halves that do not even fit
             return False
-        if isinstance(self.head, LinearHead) and (len(made) != 1 or made[0] is not returned):
-            return False
-        same = isinstance(returned, Tensor) and returned.shape == ours.shape
+        if isinstance(self.head, LinearHead):
+            own = [output for name, output in made if name == self._readout_name()]
+            if len(own) != 1 or own[0] is not returned:
+                return False
+        same = returned.shape == ours.shape
         return same and torch.allclose(returned, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
 
-    def _returned_and_made(self, x: Inputs) -> tuple[Any, list[Any]]:
-        """What the model returns, and what the linear head's last layer makes on the way."""
-        made: list[Any] = []
+    def _what_differs(self, returned: Tensor, made: list[tuple[str, Tensor]]) -> str:
+        own = self._readout_name()
+        makers = [name for name, output in made if output is returned and name != own]
+        if makers:
+            return f"the model's outputs come from {makers[0]}, not from {own}: cut there with at={makers[0]!r}"
+        if any(name == own and output.shape == (*returned.shape, 1) for name, output in made):
+            return _squeezed(returned)
+        return (
+            f"trunk and head do not add up to the model at {own or 'the cut'}: something follows the last linear layer,"
+            " or it is called several times. Return what that layer gives (CrossEntropy() takes logits, not"
+            " probabilities), or take what follows into the head with head=ReverseModeHead, or cut elsewhere with"
+            " at=..., or build Split(trunk, head) by hand"
+        )
+
+    def _readout_name(self) -> str | None:
+        """The model's name for the linear head's last layer."""
         layers = self.head.layers[-1:] if isinstance(self.head, LinearHead) else ()
-        handles = [layer.register_forward_hook(lambda *call: made.append(call[-1])) for layer in layers]
-        try:
-            with torch.no_grad():
-                return self.model(*(x if isinstance(x, tuple) else (x,))), made
-        finally:
-            for handle in handles:
-                handle.remove()
+        return next((name for name, module in self.model.named_modules() if module in layers), None)
 
     def _params(self, *roles: Role) -> Params:
         held = self.roles
@@ -193,6 +215,12 @@ class Split:
             if len(kinds) > 1:
                 found.append(f"parameters have mixed {what} ({_listed(sorted(map(str, kinds)))}): use one")
         return found
+
+
+def require_split(split: object) -> None:
+    """Refuse anything but a split where one is wanted."""
+    if not isinstance(split, Split):
+        raise SplitError([f"a Split is wanted here, and this is a {type(split).__name__}: make one with split(model)"])
 
 
 class _Joined(nn.Module):
@@ -218,7 +246,10 @@ def split(
     """Cut a model that was written without us in mind.
 
     At its last linear layer the head is a closed form. At any other module, that module and all that follows
-    becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``).
+    becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``). The last linear
+    layer is the one that is called last, where the model can be traced, and else the one that is defined last.
+
+    Of a model from :func:`torch.compile`, the original is cut.
 
     Forward mode looks through ``torch.no_grad()`` blocks inside a trunk; use ``.detach()`` to stop a tangent.
 
@@ -233,26 +264,82 @@ def split(
     Raises:
         SplitError: If there is no such module, or what follows it reads more than h.
     """
-    loss = loss if loss is not None else CrossEntropy()
-    name = at if at is not None else last_linear(model)
+    refuse(_argument_problems(model, at, head))
+    model, loss = getattr(model, "_orig_mod", model), loss if loss is not None else CrossEntropy()
+    graph = graph_of(model)
+    name = at if at is not None else last_linear(model, graph)
     if not name:
         raise SplitError(["there is no nn.Linear inside the model to cut at: name a module with at=..."])
-    if head is None and is_readout(model, name):
-        result = Split(without(model, name), _linear_head(model, name, loss), tied=tied, model=model)
+    layer = submodule(model, name)
+    if head is None and is_readout(model, name, graph) and has_closed_form(layer):
+        assert isinstance(layer, nn.Linear)
+        result = Split(without(model, name), LinearHead(layer, loss=loss), tied=tied, model=model)
+    elif head is None and at is None:
+        raise SplitError([_no_closed_form(name, layer)])
     else:
         trunk, rest = cut_at(model, name)
         result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model)
-    if example is not None and not result.agrees_with_model(example):
-        raise SplitError([disagreement(name)])
+    problem = None if example is None else result.disagreement(example)
+    refuse([] if problem is None else [problem])
     return result
 
 
-def disagreement(name: str = "the cut") -> str:
-    """The problem of a cut whose two halves do not make up the model."""
+def _argument_problems(model: object, at: object, head: object) -> list[str]:
+    found = []
+    if not isinstance(model, nn.Module):
+        found.append(f"the model is a {type(model).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
+    if not isinstance(at, str | None):
+        found.append(f"at is {at!r}: name the module by a string, such as at={str(at)!r}")
+    if isinstance(head, nn.Module):
+        found.append("head is a module: give what makes one, such as head=ReverseModeHead, or use Split(trunk, head)")
+    return found
+
+
+def _part_problems(trunk: object, head: object) -> list[str]:
+    found = []
+    if not isinstance(trunk, nn.Module):
+        found.append(f"the trunk is a {type(trunk).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
+    if not isinstance(head, Head):
+        found.append(
+            f"the head is a {type(head).__name__}: use LinearHead(nn.Linear(...)), or ReverseModeHead(module) for any"
+            " other module"
+        )
+        return found
+    loss: object = head.output_loss
+    if not isinstance(loss, OutputLoss):
+        given = loss if isinstance(loss, type) else type(loss)
+        found.append(f"the loss is {given.__name__}: use splitfg's CrossEntropy() or SquaredError()")
+    return found
+
+
+def _no_closed_form(name: str, layer: nn.Module) -> str:
     return (
-        f"trunk and head do not add up to the model at {name}: something follows the last linear layer, or the"
-        " model returns more than its outputs. Cut elsewhere with at=..., or build Split(trunk, head) by hand"
+        f"the last linear layer, {name} ({type(layer).__name__}), has a forward or a weight of its own making, for"
+        f" which there is no closed form: say at={name!r} to have it differentiated by reverse mode"
     )
+
+
+def _squeezed(returned: Tensor) -> str:
+    shape = tuple(returned.shape)
+    return (
+        f"the model returns outputs of shape {shape}, without a last dimension: let it return {(*shape, 1)}, without"
+        " squeeze, and give targets of that shape"
+    )
+
+
+def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, Tensor]]]:
+    """What the model returns, and what its linear layers give on the way, by name."""
+    made: list[tuple[str, Tensor]] = []
+    handles = [
+        layer.register_forward_hook(lambda *call, name=name: made.append((name, call[-1])))
+        for name, layer in linears(model).items()
+    ]
+    try:
+        with torch.no_grad():
+            return model(*(x if isinstance(x, tuple) else (x,))), made
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _policy(tied: Tied | str | None) -> Tied | None:
@@ -262,12 +349,6 @@ def _policy(tied: Tied | str | None) -> Tied | None:
     if tied not in known:
         raise SplitError([f"tied is {tied!r}: say Tied.EXCLUDE (only the head trains it) or Tied.INCLUDE (both do)"])
     return known[tied]
-
-
-def _linear_head(model: nn.Module, name: str, loss: OutputLoss) -> LinearHead:
-    layer = model.get_submodule(name)
-    assert isinstance(layer, nn.Linear)
-    return LinearHead(layer, loss=loss)
 
 
 def _listed(names: Iterable[str]) -> str:

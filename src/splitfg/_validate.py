@@ -12,7 +12,7 @@ from torch.func import jvp
 from torch.utils import _pytree as pytree
 
 from splitfg._black_box import BlackBoxTrunk
-from splitfg._split import Split, disagreement
+from splitfg._split import Split, require_split
 from splitfg.errors import NonFiniteError, SplitError, refuse
 from splitfg.types import Inputs, Target
 
@@ -37,6 +37,7 @@ def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator |
     Raises:
         SplitError: With everything that is wrong.
     """
+    require_split(split)
     if skip_checks():
         return
     found = _mode_problems(split) + batch_problems(split, x, y, generator)
@@ -187,18 +188,25 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     if isinstance(split.trunk, BlackBoxTrunk):
         return []  # a device may well be noisy
     copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
-    h: object = split.trunk_function(x)(copies)
+    try:
+        h: object = split.trunk_function(x)(copies)
+    except Exception:
+        problem = split.disagreement(x)
+        if problem is None:
+            raise
+        return [problem]
     written = [name for name, p in copies.items() if not p.is_inference() and p._version > 0]
     if written:
         return [f"the trunk writes to its parameters {', '.join(written)} in place: make it compute new tensors"]
     if not isinstance(h, Tensor):
-        return [f"the trunk gives a {type(h).__name__}, not a tensor: return h alone"]
+        return [split.disagreement(x) or f"the trunk gives a {type(h).__name__}, not a tensor: return h alone"]
     if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
         return [
             "the trunk gives another h when it is run again, so h and J·v would not belong together: switch its"
             " randomness off (functional dropout looks at self.training: call .eval())"
         ]
-    return [] if split.agrees_with_model(x) else [disagreement()]
+    problem = split.disagreement(x)
+    return [] if problem is None else [problem]
 
 
 def _require_finite(value: Tensor, what: str) -> None:

@@ -2,15 +2,18 @@
 
 import pytest
 import torch
-from _cuts import BackwardsOrder, ByValue, Deep, PostProcessed, Skipping, built
+from _cuts import ByValue, Deep, PostProcessed, Skipping, built
 from _toolkit import classes, generator, noise
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from splitfg import (
     LinearHead,
+    ReverseModeHead,
     Split,
     SplitError,
     SplitFG,
+    SquaredError,
     split,
 )
 
@@ -58,10 +61,10 @@ class TestRefusals:
     def test_outputs_that_are_processed_further(self, after):
         """Softmax, a squashing, or a soft cap that hardly shows on small logits."""
         model, x = built(lambda: PostProcessed(after)), noise(5, 4)
-        with pytest.raises(SplitError, match="do not add up to the model"):
+        with pytest.raises(SplitError, match=r"do not add up to the model at fc.*logits.*head=ReverseModeHead"):
             split(model, example=x)
         with pytest.raises(SplitError, match="do not add up to the model"):
-            SplitFG(2)(split(model), x, classes(5, count=3), generator=generator())
+            SplitFG(2)(split(model, at="fc"), x, classes(5, count=3), generator=generator())
 
     def test_outputs_that_are_processed_further_after_a_zeroed_layer(self):
         model = built(lambda: PostProcessed(nn.Tanh()))
@@ -70,14 +73,53 @@ class TestRefusals:
         with pytest.raises(SplitError, match="do not add up to the model"):
             split(model, example=noise(5, 4))
 
-    def test_outputs_that_are_more_than_a_tensor(self):
-        model = built(lambda: PostProcessed(type("Pair", (nn.Module,), {"forward": lambda self, z: (z, z)})()))
-        with pytest.raises(SplitError, match="returns more than its outputs"):
+    @pytest.mark.parametrize("forward", [lambda _, z: (z, z), lambda _, z: {"logits": z}], ids=["tuple", "dict"])
+    def test_outputs_that_are_more_than_a_tensor(self, forward):
+        model = built(lambda: PostProcessed(type("More", (nn.Module,), {"forward": forward})()))
+        with pytest.raises(SplitError, match=r"returns a (tuple|dict).*wrap it.*logits"):
             split(model, example=noise(5, 4))
+        with pytest.raises(SplitError, match="wrap it"):
+            SplitFG(2)(split(model), noise(5, 4), classes(5, count=3), generator=generator())
 
-    def test_last_registered_is_not_last_called(self):
-        with pytest.raises(SplitError, match="do not add up to the model"):
-            SplitFG(2)(split(built(BackwardsOrder)), noise(5, 4), classes(5, count=3), generator=generator())
+    @pytest.mark.parametrize("head", [None, ReverseModeHead])
+    def test_outputs_without_a_last_dimension(self, head):
+        class Squeezed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.fc = nn.Linear(4, 4), nn.Linear(4, 1)
+
+            def forward(self, x):
+                return self.fc(torch.tanh(self.body(x))).squeeze(-1)
+
+        s = split(built(Squeezed), loss=SquaredError(), head=head)
+        with pytest.raises(SplitError, match=r"shape \(5,\).*return \(5, 1\), without squeeze"):
+            SplitFG(2)(s, noise(5, 4), noise(5), generator=generator())
+
+    @pytest.mark.parametrize("width", [4, 6])
+    def test_last_registered_is_not_last_called_in_a_model_that_cannot_be_traced(self, width):
+        class ByValueBackwards(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.readout, self.body = nn.Linear(width, 3), nn.Linear(4, width)
+
+            def forward(self, x):
+                return self.readout(torch.tanh(self.body(x if x.sum() > 0 else -x)))
+
+        model = built(ByValueBackwards)
+        with pytest.raises(SplitError, match=r"outputs come from readout, not from body.*at='readout'"):
+            SplitFG(2)(split(model), noise(5, 4), classes(5, count=3), generator=generator())
+
+    @pytest.mark.parametrize("parametrized", [False, True])
+    def test_a_last_layer_without_a_closed_form(self, parametrized):
+        class Doubled(nn.Linear):
+            def forward(self, x):
+                return 2 * super().forward(x)
+
+        last = weight_norm(nn.Linear(4, 3)) if parametrized else Doubled(4, 3)
+        with pytest.raises(SplitError, match=r"the last linear layer, 2 .*at='2'.*reverse mode"):
+            split(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), last))
+        with pytest.raises(SplitError, match=r"not a plain nn\.Linear.*ReverseModeHead"):
+            LinearHead(last)
 
     def test_everything_at_once(self):
         trunk, head = nn.Linear(3, 3), nn.Linear(3, 3)

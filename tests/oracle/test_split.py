@@ -96,10 +96,44 @@ class TestLastLinear:
         expected = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         close(full_basis(s, x, y), expected)
 
-    def test_named_by_hand(self):
-        model = built(BackwardsOrder)
+    @pytest.mark.parametrize("by_hand", [{}, {"at": "readout"}, {"at": "readout", "head": ReverseModeHead}])
+    def test_last_called_rather_than_last_defined(self, by_hand):
+        model, x, y = built(BackwardsOrder), noise(5, 4), classes(5, count=3)
+        s = split(model, **by_hand)
+        assert isinstance(s.head, by_hand.get("head", LinearHead))
+        assert {n for n, r in s.roles.items() if r is Role.HEAD} == {"readout.weight", "readout.bias"}
+        close(full_basis(s, x, y), gradient(model, x, y))
+
+    def test_a_subclass_that_computes_the_same(self):
+        class Readout(nn.Linear):
+            pass
+
+        model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Readout(4, 3)))
         x, y = noise(5, 4), classes(5, count=3)
-        close(full_basis(split(model, at="readout", head=ReverseModeHead), x, y), gradient(model, x, y))
+        s = split(model, example=x)
+        assert isinstance(s.head, LinearHead)
+        close(full_basis(s, x, y), gradient(model, x, y))
+
+    def test_a_subclass_that_computes_something_else(self):
+        class Doubled(nn.Linear):
+            def forward(self, x):
+                return 2 * super().forward(x)
+
+        model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Doubled(4, 3)))
+        x, y = noise(5, 4), classes(5, count=3)
+        close(full_basis(split(model, at="2", example=x), x, y), gradient(model, x, y))
+
+    def test_what_follows_it_may_be_taken_into_the_head(self):
+        model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Softmax(dim=-1)))
+        x, y = noise(5, 4), classes(5, count=3)
+        close(full_basis(split(model, head=ReverseModeHead, example=x), x, y), gradient(model, x, y))
+
+    def test_of_a_compiled_model_the_original_is_cut(self):
+        model = built(Deep).eval()
+        s = split(torch.compile(model))
+        assert s.model is model
+        x, y = noise(5, 4), classes(5, count=3)
+        close(full_basis(s, x, y), gradient(model, x, y))
 
 
 def _ungated(model, x, y):

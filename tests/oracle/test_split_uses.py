@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from _cuts import built
+from _cuts import built, gradient
 from _toolkit import classes, close, generator, noise
 from torch import nn
 
@@ -49,6 +49,17 @@ class TestCheckpointing:
     def test_keeps_less(self, cut, blocks):
         s = cut(built(self.model))
         assert self.kept(CheckpointedBackprop(blocks=blocks), s) < 0.5 * self.kept(Backprop(), s)
+
+    def test_a_model_that_is_itself_the_container(self):
+        model, x, y = built(lambda: self.model()[0].append(nn.Linear(8, 3))), noise(4, 8), classes(4, count=3)
+        s = split(model)
+        assert self.kept(CheckpointedBackprop(), s) < 0.5 * self.kept(Backprop(), s)
+        close(CheckpointedBackprop()(s, x, y).grads, gradient(model, x, y))
+
+    def test_a_block_that_is_not_there(self):
+        s = split(built(self.model))
+        with pytest.raises(SplitError, match="no module named '7'; did you mean"):
+            CheckpointedBackprop(blocks=("7",))(s, noise(4, 8), classes(4, count=3))
 
     def test_a_traced_trunk_is_refused(self):
         s = split(built(self.model), "1", head=ReverseModeHead)

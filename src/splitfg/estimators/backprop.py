@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from splitfg._black_box import BlackBoxTrunk
-from splitfg._cut import names_of, replaced
+from splitfg._cut import names_of, original, replaced, submodule
 from splitfg._split import Role, Split
 from splitfg._validate import check_batch, check_h, check_loss
 from splitfg.errors import SplitError
@@ -38,8 +38,8 @@ class Backprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
-        _check_reverse(split)
         check_batch(split, x, y, generator)
+        _check_reverse(split)
         return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
 
@@ -59,8 +59,8 @@ class CheckpointedBackprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
-        _check_reverse(split)
         check_batch(split, x, y, generator)
+        _check_reverse(split)
         return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
     def trunk(self, split: Split) -> nn.Module:
@@ -70,7 +70,7 @@ class CheckpointedBackprop(ReverseSettings):
                 ["a trunk that was cut by tracing has no blocks to checkpoint: build Split(trunk, head) from its parts"]
             )
         names = self.blocks or _blocks(split.trunk)
-        return replaced(split.trunk, {n: _Checkpointed(split.trunk.get_submodule(n)) for n in names})
+        return replaced(split.trunk, {n: _Checkpointed(submodule(split.trunk, n)) for n in names})
 
     def plain(self) -> Backprop:
         """The same without checkpoints: over :meth:`trunk` it is this very method."""
@@ -181,7 +181,7 @@ def _blocks(trunk: nn.Module) -> tuple[str, ...]:
     for name, module in trunk.named_modules():
         if any(name == chosen or name.startswith(f"{chosen}.") for chosen in names):
             continue
-        if isinstance(module, nn.ModuleList | nn.Sequential):
+        if isinstance(original(module), nn.ModuleList | nn.Sequential):
             names += [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
     if not names:
         raise SplitError(["the trunk has no nn.ModuleList or nn.Sequential: name the blocks to checkpoint"])

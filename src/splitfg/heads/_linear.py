@@ -211,8 +211,20 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def has_closed_form(layer: nn.Module) -> bool:
+    """Whether it is h Wᵀ + b with W and b its own parameters: a subclass may compute anything."""
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and "weight" in layer._parameters
+
+
 def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:
     found = [] if layers else ["a linear head needs at least one nn.Linear"]
+    strangers = {i: type(layer).__name__ for i, layer in enumerate(layers) if not has_closed_form(layer)}
+    if strangers:
+        return [
+            f"layer {i} is a {kind}, not a plain nn.Linear: give LinearHead(nn.Linear(...), ...), or use"
+            " ReverseModeHead(module) for any other module"
+            for i, kind in strangers.items()
+        ]
     for i, (first, second) in enumerate(pairwise(layers)):
         if first.out_features != second.in_features:
             found.append(f"layer {i} gives {first.out_features} features, but layer {i + 1} reads {second.in_features}")
