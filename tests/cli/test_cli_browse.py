@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from command_line import environment, splitfg
+from command_line import command, environment, splitfg
 from report_samples import Config, config_json, report_json, write_run
 
 from splitfg.commands._standing import standings
@@ -58,6 +59,46 @@ def test_ls_shows_presets_and_that_nothing_is_done(tmp_path: Path) -> None:
     assert "Table 0" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == ["adam", "sgd", "diverges", "fails"]
     assert all(line.rstrip().endswith("not run") for line in lines[1:])
+
+
+def test_names_are_never_cut(tmp_path: Path) -> None:
+    """In a pipe every preset has one line; in a terminal titles wrap, however narrow it is."""
+    from splitfg.experiments import EXPERIMENTS
+
+    piped = splitfg("ls", cwd=tmp_path, COLUMNS="40").stdout.splitlines()
+    for experiment in EXPERIMENTS:
+        for preset in experiment.presets:
+            assert any(line.split()[:1] == [preset.name] and preset.title in line for line in piped), preset.name
+    seen = in_a_terminal(40, "ls", "tabular_future", cwd=tmp_path)
+    names = [p.name for e in EXPERIMENTS if e.name == "tabular_future" for p in e.presets]
+    assert [word for line in seen.splitlines() for word in line.split()[:1] if word in names] == names
+    assert "…" not in seen
+
+
+def test_fields_are_never_cut(tmp_path: Path) -> None:
+    from splitfg.experiments.language_cost import VARIANTS
+
+    assert ",".join(VARIANTS) in splitfg("show", "language_cost/eager", cwd=tmp_path, COLUMNS="40").stdout
+    assert "…" not in in_a_terminal(80, "show", "language_cost/eager", cwd=tmp_path)
+
+
+def in_a_terminal(width: int, *arguments: str, cwd: Path) -> str:
+    """What ``splitfg ARGUMENTS`` shows behind a pseudo-terminal of this width."""
+    import os
+    import pty
+
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command(*arguments), cwd=cwd, env=environment(TERM="dumb", COLUMNS=str(width)), stdin=follower, stdout=follower
+    )
+    os.close(follower)
+    seen = b""
+    with contextlib.suppress(OSError):  # that is how the end shows
+        while part := os.read(leader, 4096):
+            seen += part
+    os.close(leader)
+    assert process.wait(60) == 0
+    return seen.decode()
 
 
 @pytest.mark.parametrize(
@@ -148,8 +189,16 @@ def test_a_results_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> No
     assert (done.returncode, done.stderr.strip()) == (2, "error: there is no results file foo.json")
 
 
+@pytest.mark.parametrize("verb", ["prepare", "fetch", "verify"])
+def test_misspelt_data_sets_get_suggestions(tmp_path: Path, verb: str) -> None:
+    done = splitfg("data", verb, "adlt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no data set 'adlt'; did you mean adult" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_data_commands_say_what_is_wrong(tmp_path: Path) -> None:
-    done = splitfg("data", "prepare", "adullt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    done = splitfg("data", "prepare", "adult", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 1
     assert "adult" in done.stderr
     assert "Traceback" not in done.stderr

@@ -94,7 +94,7 @@ def test_what_cannot_be_read_does_not_keep_the_rest_from_being_added(tmp_path: P
 
 def test_a_place_for_results_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot make the folder .*file/results"):
+    with pytest.raises(RunError, match=r"cannot make the folder .*file/results"):
         add_results([finished(tmp_path / "runs")], tmp_path / "file" / "results")
 
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text
 
+from splitfg.commands._listing import listing_console, name_grid
 from splitfg.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Results, Runs, complete_targets
 from splitfg.commands._standing import Standing, standings
 from splitfg.commands._targets import find_presets
@@ -51,32 +51,33 @@ def show(
 ) -> None:
     """Show a preset: its fields, what the paper says, what is done; or an experiment's protocol."""
     presets = find_presets([target])
-    console = Console()
     if target in {e.name for e in EXPERIMENTS}:
-        _print_protocol(console, presets[0][0])
+        _print_protocol(presets[0][0])
         _print_listing(standings(presets, runs, results)[0])
         return
     for standing in standings(presets, runs, results)[0]:
-        _print_preset(console, standing)
+        _print_preset(standing)
 
 
 def _print_listing(found: Sequence[Standing]) -> None:
-    console = Console(highlight=False)
+    console = listing_console()
     for experiment, group in groupby(found, key=lambda s: s.experiment):
         console.print(Text.assemble((experiment.name, "bold cyan"), "  ", experiment.title, "  "), end="")
         console.print(Text(experiment.source, "dim"))
-        grid = Grid(box=None, show_header=False, padding=(0, 2))
-        for standing in group:
-            state = Text(standing.summary(), _COLOURS[standing.state])
-            grid.add_row(standing.preset.name, Text(standing.preset.title, "dim"), state)
-        console.print(grid)
+        console.print(name_grid(_listing_row(standing) for standing in group))
     if not found:
         console.print("There are no experiments.")
 
 
-def _print_protocol(console: Console, experiment: Experiment) -> None:
+def _listing_row(standing: Standing) -> tuple[str, Text, Text]:
+    state = Text(standing.summary(), _COLOURS[standing.state])
+    return standing.preset.name, Text(standing.preset.title, "dim"), state
+
+
+def _print_protocol(experiment: Experiment) -> None:
     from rich.markdown import Markdown
 
+    console = Console()
     readme = _readme(experiment)
     if readme is not None:
         console.print(Markdown(readme.read_text(encoding="utf-8")))
@@ -91,18 +92,15 @@ def _readme(experiment: Experiment) -> Path | None:
     return next((path for path in places if path.exists()), None)
 
 
-def _print_preset(console: Console, standing: Standing) -> None:
+def _print_preset(standing: Standing) -> None:
+    console = listing_console()
     experiment, preset = standing.experiment, standing.preset
     console.print(Text.assemble((f"{experiment.name}/{preset.name}", "bold cyan"), "  ", preset.title))
     console.print(Text(f"{experiment.source}; seeds {', '.join(map(str, preset.seeds))}; {standing.summary()}", "dim"))
-    grid = Grid(box=None, padding=(0, 2), header_style="dim")
-    for heading in ("field", "value", "type"):
-        grid.add_column(heading)
-    for name, value, kind in _fields(preset.config):
-        grid.add_row(name, _as_typed(value), Text(kind, "dim"))
-    console.print(grid)
+    fields = ((name, _as_typed(value), Text(kind, "dim")) for name, value, kind in _fields(preset.config))
+    console.print(name_grid(fields, ("field", "value", "type")))
     for line in _paper_lines(experiment, preset):
-        console.print(line, highlight=False)
+        console.print(line)
     console.print(Text(f"splitfg run {experiment.name}/{preset.name} --set FIELD=VALUE", "dim"))
 
 

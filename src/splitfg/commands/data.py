@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text
 
-from splitfg.commands._errors import EXIT_FAILED
+from splitfg.commands._errors import EXIT_FAILED, UsageError
+from splitfg.commands._listing import listing_console, name_grid
 from splitfg.commands._options import Json, complete_data
 
 data_app = typer.Typer(no_args_is_help=True, help="Find, fetch, prepare and verify data.")
@@ -39,13 +39,11 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([vars(s) | {"path": s.path and str(s.path)} for s in found], indent=2))
         return
-    console = Console(highlight=False)
+    console = listing_console()
     console.print(Text(f"in {folder or data_folder()}", "dim"))
-    grid = Grid(box=None, show_header=False, padding=(0, 2))
-    for s in found:
-        name = f"{s.name} ({s.split})" if s.split else s.name
-        grid.add_row(name, Text(s.state, _COLOURS[s.state]), Text(s.detail, "dim"))
-    console.print(grid)
+    names = (f"{s.name} ({s.split})" if s.split else s.name for s in found)
+    rows = zip(names, found, strict=True)
+    console.print(name_grid((n, Text(s.state, _COLOURS[s.state]), Text(s.detail, "dim")) for n, s in rows))
 
 
 @data_app.command()
@@ -57,6 +55,7 @@ def fetch(
     """Download the public files of data sets, going on where a cut transfer ended."""
     from splitfg.data import fetch as fetch_data
 
+    _require_known(names)
     for name in names:
         with _progress() as told:
             files = fetch_data(name, folder, told, mirror=mirror)
@@ -74,6 +73,7 @@ def prepare(
     """Prepare a data set from files you have, or from those in the data folder."""
     from splitfg.data import prepare as prepare_data
 
+    _require_known([name])
     with _progress() as told:
         folders = prepare_data(name, source, folder, told)
     typer.echo(f"{name}: {', '.join(map(str, folders))}")
@@ -85,6 +85,7 @@ def verify(names: Names = None, folder: Folder = None) -> None:
     from splitfg.data import status
     from splitfg.data import verify as verify_data
 
+    _require_known(names or [])
     chosen = names or sorted({s.name for s in status(folder) if s.state in ("prepared", "broken")})
     failed = False
     for name in chosen:
@@ -95,6 +96,20 @@ def verify(names: Names = None, folder: Folder = None) -> None:
         typer.echo("nothing is prepared yet")
     if failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _require_known(names: Sequence[str]) -> None:
+    """Refuse names of no data set, with the nearest ones suggested."""
+    from splitfg.data import DataError, describe
+
+    problems = []
+    for name in names:
+        try:
+            describe(name)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("\n".join(problems))
 
 
 @contextmanager
