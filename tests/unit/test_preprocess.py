@@ -46,6 +46,21 @@ def test_equally_frequent_categories_are_ordered_by_their_text():
     assert encode({"c": ["x", "y", "y", "x"]})[:, 0].tolist() == [0, 1, 1, 0]
 
 
+def test_codes_are_standardised_on_request():
+    train = {"c": ["a", "a", "a", "b"], "d": ["x"] * 4, "n": [0.0, 2.0, 0.0, 2.0]}
+    later = {"c": ["a", "b", "new", None], "d": ["x", "y", None, "x"], "n": [2.0] * 4}
+    values = encode(train, later, standardise_codes=True)
+    deviation = np.sqrt(3.0) / 4.0  # of 0, 0, 0, 1 around 1/4
+    np.testing.assert_allclose(values[:, 1], (np.array([0.0, 1.0, 2.0, -1.0]) - 0.25) / deviation, rtol=1e-6)
+    np.testing.assert_array_equal(values[:, 2], 0.0)
+    np.testing.assert_allclose(values[:, 0], 1.0)
+
+
+def test_columns_that_do_not_vary_are_named():
+    frame = pd.DataFrame({"c": ["a", "a"], "d": ["x", "y"], "n": [1.0, 1.0], "m": [0.0, 1.0]})
+    assert TableEncoding.fit(frame, standardise_codes=True).constant == ("n", "c")
+
+
 def test_an_ordered_categorical_keeps_its_order():
     column = pd.Series(["high", "high", "low"], dtype=pd.CategoricalDtype(["low", "middle", "high"], ordered=True))
     assert encode({"c": column})[:, 0].tolist() == [1, 1, 0]
@@ -86,12 +101,14 @@ four = {"min_size": 4, "max_size": 4}
     st.lists(st.integers(1, 4), **four),
     st.lists(st.floats(-1e3, 1e3), **four),
     st.lists(st.sampled_from("xyz"), **four),
+    st.booleans(),
 )
-def test_whole_number_weights_are_repetitions(weights, numbers, labels):
+def test_whole_number_weights_are_repetitions(weights, numbers, labels, standardise_codes):
     frame = pd.DataFrame({"a": numbers, "c": labels})
     repeated = frame.iloc[np.repeat(np.arange(4), weights)]
-    by_weight = TableEncoding.fit(frame, weight=np.array(weights, dtype=float)).transform(frame)
-    by_repeating = TableEncoding.fit(repeated).transform(frame)
+    settings = {"standardise_codes": standardise_codes}
+    by_weight = TableEncoding.fit(frame, weight=np.array(weights, dtype=float), **settings).transform(frame)
+    by_repeating = TableEncoding.fit(repeated, **settings).transform(frame)
     np.testing.assert_allclose(by_weight, by_repeating, rtol=1e-5, atol=1e-6)
 
 

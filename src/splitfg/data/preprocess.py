@@ -36,6 +36,7 @@ class TableEncoding:
     A category becomes its place among the training rows' categories, 0 to n - 1, the most frequent first (so that
     codes, which are not standardised, are mostly small), or in its own order where it is an ordered pandas categorical.
     Categories that the training rows did not have share the code n, and a missing value has a code of its own, -1.
+    On request codes are standardised like numbers, so that a column of many categories does not drown the others.
 
     Attributes:
         columns: Names of all columns, in the order in which a table must have them.
@@ -43,6 +44,8 @@ class TableEncoding:
         mean: Their means, shape ``(len(numeric),)``.
         deviation: Their standard deviations; infinite for constant columns, which makes them 0.
         categories: The categories of each of the other columns.
+        code_mean: What is taken from their codes, shape ``(len(categories),)``: 0 where codes stay as they are.
+        code_deviation: What they are divided by: 1 where codes stay as they are.
     """
 
     columns: tuple[Any, ...]
@@ -50,10 +53,17 @@ class TableEncoding:
     mean: Floats
     deviation: Floats
     categories: tuple[tuple[Any, tuple[Any, ...]], ...]
+    code_mean: Floats
+    code_deviation: Floats
 
     @classmethod
     def fit(
-        cls, frame: pd.DataFrame, *, categorical: Sequence[Any] | None = None, weight: Floats | None = None
+        cls,
+        frame: pd.DataFrame,
+        *,
+        categorical: Sequence[Any] | None = None,
+        weight: Floats | None = None,
+        standardise_codes: bool = False,
     ) -> TableEncoding:
         """Learn the encoding from training rows.
 
@@ -62,6 +72,7 @@ class TableEncoding:
             categorical: Names of the categorical columns; by default those of a pandas categorical, text, boolean or
                 object type.
             weight: How much each row counts, more than zero.
+            standardise_codes: Standardise the codes of categories too.
 
         Raises:
             DataError: There are no rows, or a numeric column holds text or infinite values.
@@ -73,12 +84,22 @@ class TableEncoding:
         weight = np.ones(len(frame)) if weight is None else weight
         mean, deviation = _statistics(_numbers(frame, numeric), weight)
         categories = tuple((c, _categories(frame[c], weight)) for c in chosen)
-        return cls(tuple(frame.columns), numeric, mean, deviation, categories)
+        code_mean, code_deviation = np.zeros(len(chosen)), np.ones(len(chosen))
+        if standardise_codes:
+            code_mean, code_deviation = _statistics(_all_codes(frame, categories).astype(np.float64), weight)
+        return cls(tuple(frame.columns), numeric, mean, deviation, categories, code_mean, code_deviation)
 
     @property
     def width(self) -> int:
         """How many numbers a row becomes."""
         return len(self.numeric) + len(self.categories)
+
+    @property
+    def constant(self) -> tuple[Any, ...]:
+        """Names of the columns that did not vary in the training rows and are 0 everywhere."""
+        names = [*self.numeric, *(c for c, _ in self.categories)]
+        flat = np.isinf([*self.deviation, *self.code_deviation])
+        return tuple(c for c, is_flat in zip(names, flat, strict=True) if is_flat)
 
     def transform(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The rows as numbers, shape ``(rows, width)``.
@@ -91,8 +112,7 @@ class TableEncoding:
         encoded = np.empty((len(frame), self.width), dtype=np.float32)
         scaled = (_numbers(frame, self.numeric) - self.mean) / self.deviation
         encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0).clip(-_FURTHEST, _FURTHEST)
-        for place, (column, categories) in enumerate(self.categories, start=len(self.numeric)):
-            encoded[:, place] = _codes(frame[column], categories)
+        encoded[:, len(self.numeric) :] = (_all_codes(frame, self.categories) - self.code_mean) / self.code_deviation
         return encoded
 
 
@@ -129,16 +149,17 @@ def folds(table: Table, *, count: int = 5, seed: int = 0) -> list[tuple[Rows, Ro
 
 
 def _categorical_columns(frame: pd.DataFrame) -> list[Any]:
-    return [c for c in frame.columns if not _is_number(frame[c].dtype)]
+    return [c for c in frame.columns if not is_number(frame[c].dtype)]
 
 
-def _is_number(dtype: Any) -> bool:
+def is_number(dtype: Any) -> bool:
+    """Whether a column of this type holds numbers; booleans are categories."""
     return bool(pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype))
 
 
 def _numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
     """The columns as floats, missing values as NaN."""
-    problems = [f"{c!r} holds text or objects, not numbers" for c in columns if not _is_number(frame[c].dtype)]
+    problems = [f"{c!r} holds text or objects, not numbers" for c in columns if not is_number(frame[c].dtype)]
     if not problems:
         values = frame[list(columns)].to_numpy(dtype=np.float64, na_value=np.nan)
         infinite = (np.abs(values) > _LARGEST).any(axis=0)
@@ -174,6 +195,14 @@ def _categories(column: pd.Series[Any], weight: Floats) -> tuple[Any, ...]:
     # ties are broken by the label's own text, so that the order of the rows does not matter
     ranked = sorted(zip(-share, labels, strict=True), key=lambda pair: (pair[0], str(pair[1]), type(pair[1]).__name__))
     return tuple(label for _, label in ranked)
+
+
+def _all_codes(frame: pd.DataFrame, categories: Sequence[tuple[Any, tuple[Any, ...]]]) -> Rows:
+    """The codes of all categorical columns, shape ``(rows, len(categories))``."""
+    codes = np.empty((len(frame), len(categories)), dtype=np.int64)
+    for place, (column, labels) in enumerate(categories):
+        codes[:, place] = _codes(frame[column], labels)
+    return codes
 
 
 def _codes(column: pd.Series[Any], categories: tuple[Any, ...]) -> Rows:
