@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
 from torch.utils import _pytree as pytree
 
 from splitfg._black_box import BlackBoxTrunk
@@ -18,7 +13,6 @@ from splitfg.types import Inputs, Target
 
 _BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _RUNNING_STATISTICS = (nn.modules.instancenorm._InstanceNorm,)
-_DROPOUT = (nn.modules.dropout._DropoutNd,)
 
 
 def skip_checks() -> bool:
@@ -76,28 +70,6 @@ def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
             _require_finite(scores, "a score <u, J v>")
 
 
-def operator_problems(split: Split, x: Inputs) -> list[str]:
-    """Every module of the trunk that uses an operator without a forward-mode rule, innermost modules only.
-
-    Each module is run once with the inputs it gets, and then differentiated forward on its own.
-    """
-    found: dict[str, str] = {}
-    for name, module, args, kwargs in reversed(list(_calls(split, x))):
-        inside = any(other.startswith(f"{name}.") or not name for other in found)
-        problem = None if inside else _forward_mode_problem(module, args, kwargs)
-        if problem:
-            found[name] = f"{name or 'the trunk'} ({type(module).__name__}): {problem}"
-    return list(found.values())
-
-
-def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
-    """What a failed forward-mode pass was about, if it can be told."""
-    if "forward AD" not in str(error) and "vmap" not in str(error):
-        return None
-    found = operator_problems(split, x)
-    return SplitError(found) if found else None
-
-
 def _mode_problems(split: Split) -> list[str]:
     found = []
     for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
@@ -111,12 +83,26 @@ def _mode_problems(split: Split) -> list[str]:
                 f"{name} ({type(module).__name__}) uses batch statistics, which are no function of the parameters"
                 " alone: call .eval() on it, or replace it by nn.GroupNorm"
             )
-        if isinstance(module, _DROPOUT) and module.training and module.p > 0:
+        cure = _cure_of_randomness(module) if module.training else None
+        if cure:
             found.append(
                 f"{name} ({type(module).__name__}) is random in training mode, so h and J·v would not belong"
-                " together: call .eval() on it or set p=0"
+                f" together: call .eval() on it or {cure}"
             )
     return found + _table_problems(split)
+
+
+def _cure_of_randomness(module: nn.Module) -> str | None:
+    """How to keep a module of torch from drawing numbers in training mode, or ``None`` if it draws none."""
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        return "set p=0"
+    if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
+        return "set dropout=0"
+    if isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1:
+        return "set dropout=0"
+    if isinstance(module, nn.RReLU) and module.lower < module.upper:
+        return "use nn.LeakyReLU"
+    return None
 
 
 def _table_problems(split: Split) -> list[str]:
@@ -214,54 +200,3 @@ def _require_finite(value: Tensor, what: str) -> None:
         raise NonFiniteError(
             [f"{what} is not finite: check the inputs, or lower the learning rate or the trunk step scale rho"]
         )
-
-
-def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Every call of a module of the trunk, in the order they begin: name, module, arguments by place and by name."""
-    seen: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-    handles = [
-        module.register_forward_pre_hook(
-            lambda m, args, kwargs, name=name: seen.append((name, m, args, kwargs)), with_kwargs=True
-        )
-        for name, module in split.trunk.named_modules()
-    ]
-    try:
-        split.h(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    yield from seen
-
-
-def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Why this module cannot be differentiated forward, or None if it can."""
-    params = {name: p.detach() for name, p in module.named_parameters()}
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-    def run(params: dict[str, Tensor], *moving: Tensor) -> object:
-        filled = list(leaves)
-        for i, value in zip(floats, moving, strict=True):
-            filled[i] = value
-        own_args, own_kwargs = pytree.tree_unflatten(filled, structure)
-        return torch.func.functional_call(module, params, own_args, own_kwargs)
-
-    primals = (params, *(leaves[i].detach() for i in floats))
-    try:
-        with torch.no_grad():
-            jvp(run, primals, pytree.tree_map(torch.ones_like, primals))
-    except (NotImplementedError, RuntimeError) as error:
-        return _worded(str(error))
-    return None
-
-
-def _worded(message: str) -> str:
-    operator = re.search(r"forward AD with (\S+) that does not support it", message)
-    if operator is None:
-        return f"cannot be differentiated forward ({message.splitlines()[0]})"
-    advice = "write it with operators that have one, or use CentralDifference() as engine"
-    if "attention" in operator[1]:
-        advice = (
-            "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or write attention as matmul and softmax"
-        )
-    return f"the operator {operator[1]} has no forward-mode rule: {advice}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from splitfg._black_box import BlackBoxTrunk
+from splitfg._operators import explain
 from splitfg._split import Split
-from splitfg._validate import explain, skip_checks
+from splitfg._validate import skip_checks
 from splitfg.engines import ForwardMode
 from splitfg.errors import refuse
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
