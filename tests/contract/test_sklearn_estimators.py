@@ -1,11 +1,16 @@
 """What the estimators promise beyond scikit-learn's own suite: methods, weights, categories, stopping, going on."""
 
+import copy
+import datetime
 import pickle
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -147,6 +152,82 @@ def test_text_columns_of_a_frame_are_used(dtype):
     assert model.feature_names_in_.tolist() == ["x", "colour"]
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_column_of_many_texts_does_not_drown_the_others(kind):
+    X, labels, values = blobs(600)
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "name": [f"person {i % 598}" for i in range(600)]})
+    with pytest.warns(UserWarning, match=r"'name' \(598 different values in 600 rows\).*Drop"):
+        model = kind(**SMALL).fit(frame, labels if kind is SplitFGClassifier else values)
+    assert model.score(frame, labels if kind is SplitFGClassifier else values) > 0.85
+
+
+def test_categories_that_come_again_get_no_warning():
+    frame, y, _ = mixed()
+    ordered = pd.CategoricalDtype([str(i) for i in range(120)], ordered=True)
+    frame["place"] = pd.Series([str(i) for i in range(120)], dtype=ordered)
+    frame["group"] = [f"group {i % 100}" for i in range(120)]
+    SplitFGClassifier(**QUICK).fit(frame, y)
+
+
+@pytest.mark.parametrize("make", [float, Decimal])
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA])
+def test_numbers_in_an_object_column_are_numbers(make, missing):
+    X, y, _ = blobs()
+    X[::7, 0] = np.nan
+    plain = pd.DataFrame(X, columns=["a", "b"])
+    objects = pd.DataFrame({"a": [missing if np.isnan(v) else make(v) for v in X[:, 0]], "b": X[:, 1]}).astype(object)
+    expected = SplitFGClassifier(**QUICK).fit(plain, y)
+    model = SplitFGClassifier(**QUICK).fit(objects, y)
+    np.testing.assert_array_equal(model.predict_proba(objects), expected.predict_proba(plain))
+    np.testing.assert_array_equal(model.predict_proba(plain), expected.predict_proba(plain))
+    np.testing.assert_array_equal(expected.predict_proba(objects[:1]), expected.predict_proba(plain[:1]))
+
+
+def test_objects_that_are_not_all_numbers_stay_categories():
+    frame, y, _ = mixed()
+    frame["mixed"] = pd.Series([1, "1"] * 60, dtype=object)
+    frame["flag"] = frame["flag"].astype(object)
+    frame["nothing"] = pd.Series([None] * 120, dtype=object)
+    model = SplitFGClassifier(**QUICK).fit(frame, y)
+    changed = frame.assign(mixed=pd.Series([1] * 120, dtype=object), nothing="text")
+    assert not np.array_equal(model.predict_proba(frame)[1::2], model.predict_proba(changed)[1::2])
+    np.testing.assert_array_equal(model.predict_proba(frame)[::2], model.predict_proba(changed)[::2])
+
+
+UNREADABLE = {
+    "day": pd.Series(pd.date_range("2020-01-01", periods=120)),
+    "zoned": pd.Series(pd.date_range("2020-01-01", periods=120, tz="UTC")),
+    "span": pd.Series(pd.timedelta_range("1h", periods=120)),
+    "month": pd.Series(pd.period_range("2020-01", periods=120, freq="M")),
+    "date": pd.Series([datetime.date(2020, 1, 1), None] * 60, dtype=object),
+    "many": pd.Series([[1, 2], [3]] * 60, dtype=object),
+}
+
+
+def test_dates_and_lists_are_refused_by_name():
+    frame, y, _ = mixed()
+    with pytest.raises(ValueError, match=r"make numbers of them .* or drop") as caught:
+        SplitFGClassifier(**QUICK).fit(frame.assign(**UNREADABLE), y)
+    for name in UNREADABLE:
+        what = "values that are no categories (type list)" if name == "many" else "dates or times"
+        assert f"{name!r} holds {what}" in str(caught.value)
+    assert "'colour'" not in str(caught.value)
+
+
+@pytest.mark.parametrize("odd", ["day", "many"])
+def test_dates_and_lists_are_refused_where_text_was(odd):
+    frame, y, _ = mixed()
+    model = SplitFGClassifier(**QUICK).fit(frame, y)
+    with pytest.raises(ValueError, match="'colour' holds"):
+        model.predict(frame.assign(colour=UNREADABLE[odd]))
+
+
+def test_dates_in_an_array_are_refused():
+    X = np.array([["2020-01-01"], ["2020-01-02"]], dtype="datetime64[D]")
+    with pytest.raises(ValueError, match="0 holds dates"):
+        SplitFGClassifier(**QUICK).fit(X, [0, 1])
+
+
 def test_unseen_categories_and_missing_values_are_predicted():
     frame, y, _ = mixed()
     model = SplitFGClassifier(**QUICK).fit(frame, y)
@@ -202,6 +283,38 @@ def test_all_wrong_settings_are_named_at_once():
         model.fit(X, y)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learning_rate": None}, "learning_rate must be a positive number, got None"),
+        ({"clip": None}, "clip must be a positive number, got None"),
+        ({"clip": "1"}, "clip must be a positive number, got '1'"),
+        ({"rho": None}, "rho must be above 0"),
+        ({"rho": 0.0}, 'use method="frozen"'),
+        ({"validation_fraction": None}, "validation_fraction must be between"),
+        ({"device": "nowhere"}, "device 'nowhere' is not there or unknown"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(settings, said):
+    X, y, _ = blobs()
+    with pytest.raises(ValueError, match=said):
+        SplitFGClassifier(**{**QUICK, **settings}).fit(X, y)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    X, y, _ = blobs()
+    with pytest.raises(ValueError, match=r"device 'cuda' is not there.*'cpu'"):
+        SplitFGClassifier(**QUICK, device="cuda").fit(X, y)
+
+
+def test_an_infinite_bound_clips_nothing():
+    X, y, _ = blobs()
+    wide = SplitFGClassifier(**QUICK, clip=1e9).fit(X, y)
+    unbounded = SplitFGClassifier(**QUICK, clip=float("inf")).fit(X, y)
+    np.testing.assert_array_equal(wide.predict_proba(X), unbounded.predict_proba(X))
+
+
 @pytest.mark.parametrize(("method", "said"), [("backpropp", "unknown: choose one of split_fg"), (3, "got int")])
 def test_an_unknown_method_is_refused(method, said):
     X, y, _ = blobs()
@@ -214,11 +327,11 @@ def test_an_unknown_method_is_refused(method, said):
 def test_pickled_models_predict_and_go_on_the_same(kind, method):
     X, y = data_for(kind)
     model = kind(method, **QUICK).fit(X, y)
-    copy = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(outputs(model, X), outputs(copy, X))
-    for each in (model, copy):
+    twin = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(outputs(model, X), outputs(twin, X))
+    for each in (model, twin):
         each.partial_fit(X[:50], y[:50])
-    np.testing.assert_array_equal(outputs(model, X), outputs(copy, X))
+    np.testing.assert_array_equal(outputs(model, X), outputs(twin, X))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -231,6 +344,58 @@ def test_partial_fit_learns_batch_by_batch(kind):
             model.partial_fit(X[part], y[part], **first)
     assert model.n_iter_ == len(model.loss_curve_) == 15 * 2 * 3
     assert model.score(X, y) > 0.8
+
+
+def first_part(kind, X, y, rows):
+    """Arguments of a first ``partial_fit``."""
+    return (X[rows], y[rows], np.unique(y)) if kind is SplitFGClassifier else (X[rows], y[rows])
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("rows", [[0], [3, 3, 3]])
+def test_a_first_partial_fit_without_any_difference_is_refused(kind, rows):
+    X, y = data_for(kind)
+    model = kind(**QUICK)
+    with pytest.raises(ValueError, match=f"no column varies in its {len(rows)} sample.*at least 2 rows that differ"):
+        model.partial_fit(*first_part(kind, X, y, rows))
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+    model.partial_fit(*first_part(kind, X, y, slice(None)))
+    assert len(np.unique(outputs(model.partial_fit(X[:1], y[:1]), X), axis=0)) > 1
+
+
+def test_columns_that_the_first_partial_fit_cannot_scale_are_named():
+    X, y, _ = blobs()
+    X = np.column_stack([X, np.ones(len(X))])
+    with pytest.warns(UserWarning, match=r"do not vary in its 120 rows are ignored from now on \(2\)"):
+        SplitFGClassifier(**QUICK).partial_fit(X, y, classes=["a", "b", "c"])
+    with pytest.warns(UserWarning, match="all its targets are the same"):
+        SplitFGRegressor(**QUICK).partial_fit(X[:, :2], np.ones(len(X)))
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_learning_rate_set_between_calls_takes_effect(kind):
+    X, y = data_for(kind)
+    model = kind(**QUICK).fit(X, y)
+    before = outputs(model, X)
+    still = outputs(copy.deepcopy(model).set_params(learning_rate=1e-12).partial_fit(X, y), X)
+    np.testing.assert_allclose(still, before, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(outputs(model.partial_fit(X, y), X), before, rtol=1e-3, atol=1e-3)
+
+
+def test_another_network_between_calls_is_refused():
+    X, y, _ = blobs()
+    model = SplitFGClassifier(**QUICK).fit(X, y).set_params(width=48, method="frozen")
+    with pytest.raises(ValueError, match=r"\(method, width\): call fit"):
+        model.partial_fit(X, y)
+    assert model.fit(X, y).partial_fit(X, y).n_iter_ > 5
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_partial_fit_refuses_early_stopping(kind):
+    X, y = data_for(kind)
+    with pytest.raises(ValueError, match="early_stopping=False"):
+        kind(**QUICK, early_stopping=True).partial_fit(*first_part(kind, X, y, slice(None)))
 
 
 def test_a_refused_partial_fit_leaves_nothing_behind():
@@ -270,9 +435,24 @@ def test_early_stopping_stops_and_counts(kind):
     assert len(scores) - 1 - int(np.argmax(scores)) == 3
 
 
-def test_the_readout_stores_and_ignores_early_stopping():
+@pytest.mark.parametrize("kind", BOTH)
+def test_early_stopping_scores_at_least_once(kind):
+    X, y = data_for(kind)
+    model = kind(**QUICK, early_stopping=True, evaluate_every=20).fit(X, y)
+    assert len(model.validation_scores_) == 1
+
+
+def test_early_stopping_names_the_class_of_which_there_is_one_row():
     X, y, _ = blobs()
-    model = SplitFGClassifier(HopfieldMethod(capacity=50), **SMALL, early_stopping=True).fit(X, y)
+    lonely = np.where(np.arange(len(y)) == 5, "rare", y)
+    with pytest.raises(ValueError, match=r"one row only of \['rare'\].*early_stopping=False"):
+        SplitFGClassifier(**QUICK, early_stopping=True).fit(X, lonely)
+
+
+def test_the_readout_stores_and_warns_that_it_ignores_early_stopping():
+    X, y, _ = blobs()
+    with pytest.warns(UserWarning, match="stores the rows.*early_stopping=False"):
+        model = SplitFGClassifier(HopfieldMethod(capacity=50), **SMALL, early_stopping=True).fit(X, y)
     assert model.n_iter_ == 2
     assert model.validation_scores_ == []
 
@@ -287,6 +467,6 @@ def test_it_works_in_pipelines_and_searches():
 
 def test_clones_are_equal_and_unfitted():
     model = SplitFGClassifier(SplitFGMethod(K=2), steps=7)
-    copy = clone(model)
-    assert copy.get_params() == model.get_params()
-    assert not hasattr(copy, "classes_")
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    assert not hasattr(twin, "classes_")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -13,11 +14,13 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from splitfg.data.preprocess import Floats, TableEncoding
+from splitfg.data.errors import shorten
+from splitfg.data.preprocess import Floats, TableEncoding, is_number
 from splitfg.recipes import Adam
 from splitfg.recipes.tables import METHODS, Network, TableRecipe, TableShape, TabularMethod
+from splitfg.sklearn._columns import readable, warn_of_identifiers
 from splitfg.sklearn._examples import Examples, check_weight
-from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer
+from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer, device_problems
 
 
 class TabularEstimator(BaseEstimator, ABC):
@@ -28,15 +31,16 @@ class TabularEstimator(BaseEstimator, ABC):
         steps: Training steps.
         batch_size: Rows per step, at most all of them.
         learning_rate: Adam's.
-        rho: Trunk step scale.
-        clip: Joint clipping bound.
+        rho: Trunk step scale, above 0 and at most 1.
+        clip: Joint clipping bound; ``float("inf")`` for none.
         width: Hidden width.
         layers: Hidden layers.
         members: Ensemble members.
         early_stopping: Hold rows out, and stop when the score on them no longer improves; the best weights are kept.
+            For ``fit`` alone, and without effect for a readout that stores rows instead of learning step by step.
         validation_fraction: Share of the rows to hold out.
         patience: Scores in a row without improvement after which to stop.
-        evaluate_every: Steps between scores.
+        evaluate_every: Steps between scores; the last step is scored too.
         random_state: Seed of everything random.
         device: Where to compute (``cpu``, ``cuda``, ...).
     """
@@ -108,13 +112,16 @@ class TabularEstimator(BaseEstimator, ABC):
         whole numbers, weights say how often a row is drawn.
 
         Args:
-            X: DataFrame or array ``(n, features)``. NaN is a missing value and becomes the mean. Columns of a
-                DataFrame that hold text, categories or booleans become integer codes; text in an array is refused.
+            X: DataFrame or array ``(n, features)``. Numbers are standardised, also those of an object column that
+                holds nothing else; NaN is a missing value and becomes the mean. Columns of a DataFrame that hold
+                text, categories or booleans become integer codes, the most frequent category first, which are
+                standardised too; a text column in which nearly every row has another value gets a warning. Dates,
+                times and lists are refused, and so is text in an array.
             y: Targets ``(n,)``.
             sample_weight: Non-negative weights ``(n,)``.
         """
         examples = self._examples(X, y, sample_weight, reset=True).weighted().canonical()
-        self._begin(examples)
+        self._begin(examples, _encoding(examples))
         rows, stopping = self._divided(self._encoded(examples))
         losses, scores = self._trainer.fit(rows, steps=self.steps, batch=self.batch_size, stopping=stopping)
         self.loss_curve_, self.validation_scores_ = losses, scores
@@ -124,18 +131,24 @@ class TabularEstimator(BaseEstimator, ABC):
     def _learn_once(self, X: Any, y: Any, sample_weight: Any) -> Self:
         """One pass over these rows; encoding, scale and classes are those of the first call."""
         begun = hasattr(self, "_trainer")
+        if self.early_stopping:
+            raise ValueError("partial_fit holds no rows out: set early_stopping=False for it")
         examples = self._examples(X, y, sample_weight, reset=not begun).weighted()
-        if not begun:
-            self._begin(examples)
+        if begun:
+            self._trainer.go_on_with(self._recipe(), device=self.device)
+        else:
+            encoding = _encoding(examples)
+            _check_first(encoding, rows=len(examples))
+            self._begin(examples, encoding)
             self.loss_curve_, self.validation_scores_, self.n_iter_ = [], [], 0
         losses = self._trainer.learn_once(self._encoded(examples), batch=self.batch_size)
         self.loss_curve_ = [*self.loss_curve_, *losses]
         self.n_iter_ += len(losses)
         return self
 
-    def _begin(self, examples: Examples) -> None:
+    def _begin(self, examples: Examples, encoding: TableEncoding) -> None:
         recipe = self._recipe()
-        self._encoding = TableEncoding.fit(examples.table, weight=examples.weight)
+        self._encoding = encoding
         self._begin_target(examples.target, examples.weight)
         self._seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._trainer = Trainer(recipe, self._shape(), seed=self._seed, device=self.device)
@@ -146,6 +159,13 @@ class TabularEstimator(BaseEstimator, ABC):
 
     def _divided(self, rows: EncodedRows) -> tuple[EncodedRows, EarlyStopping | None]:
         """Rows to learn from, and what is held out for early stopping."""
+        if self.early_stopping and self._trainer.stores:
+            warnings.warn(
+                f"method {self.method!r} stores the rows instead of learning step by step, so that early stopping has"
+                " no effect: set early_stopping=False",
+                UserWarning,
+                stacklevel=3,
+            )
         if not self.early_stopping or self._trainer.stores:
             return rows, None
         train, held = self._held_out(rows.y, self.validation_fraction, self._seed)
@@ -166,13 +186,19 @@ class TabularEstimator(BaseEstimator, ABC):
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         table = self._table(X, reset=reset)
+        if reset:
+            warn_of_identifiers(table)
         target = self._check_target(column_or_1d(y, warn=True))
         check_consistent_length(table, target)
         return Examples(table, target, check_weight(sample_weight, len(target)))
 
     def _table(self, X: Any, *, reset: bool) -> pd.DataFrame:
-        """X as a frame with checked columns, numbers finite or missing."""
-        if isinstance(X, pd.DataFrame) and not all(map(_is_plain_number, X.dtypes)):
+        """X as a frame with checked columns, read as in ``fit`` unless this is it."""
+        return readable(self._frame(X, reset=reset), None if reset else self._encoding.numeric)
+
+    def _frame(self, X: Any, *, reset: bool) -> pd.DataFrame:
+        """X as a frame, named as in ``fit``; what scikit-learn refuses is refused."""
+        if isinstance(X, pd.DataFrame) and not all(map(is_number, X.dtypes)):
             validate_data(self, X, reset=reset, skip_check_array=True)
             if X.empty:
                 raise ValueError(f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required.")
@@ -203,14 +229,21 @@ class TabularEstimator(BaseEstimator, ABC):
             if not (isinstance(getattr(self, name), Integral) and getattr(self, name) >= 1)
         ]
         for name in ("learning_rate", "clip"):
-            if not getattr(self, name) > 0:
-                found.append(f"{name} must be positive, got {getattr(self, name)!r}")
-        if not 0 < self.rho <= 1:
-            found.append(f"rho must be above 0 and at most 1, got {self.rho!r}")
-        if not 0 < self.validation_fraction < 1:
+            if not _number(getattr(self, name)) > 0:
+                found.append(f"{name} must be a positive number, got {getattr(self, name)!r}")
+        if not 0 < _number(self.rho) <= 1:
+            found.append(
+                f"rho must be above 0 and at most 1, got {self.rho!r}:"
+                ' for a trunk that stays as it is use method="frozen"'
+            )
+        if not 0 < _number(self.validation_fraction) < 1:
             found.append(f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}")
+        found += device_problems(self.device)
         if found:
             raise ValueError("; ".join(found))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_trainer")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -231,5 +264,28 @@ def _method(method: str | TabularMethod) -> TabularMethod:
     return method
 
 
-def _is_plain_number(dtype: Any) -> bool:
-    return bool(pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype))
+def _number(value: Any) -> float:
+    """The value, or NaN, which is in no range, if it is no number."""
+    return float(value) if isinstance(value, Real) else float("nan")
+
+
+def _encoding(examples: Examples) -> TableEncoding:
+    return TableEncoding.fit(examples.table, weight=examples.weight, standardise_codes=True)
+
+
+def _check_first(encoding: TableEncoding, *, rows: int) -> None:
+    """Refuse to begin with rows from which no column can be scaled, and point out those that will be ignored."""
+    lasting = "the first call of partial_fit decides means and deviations for good"
+    if len(encoding.constant) == encoding.width:
+        raise ValueError(
+            f"{lasting}, but no column varies in its {rows} sample(s), so that all would be ignored from now on:"
+            " give it at least 2 rows that differ, better some hundred typical ones"
+        )
+    if encoding.constant:
+        names = shorten([repr(c) for c in encoding.constant])
+        warnings.warn(
+            f"{lasting}: columns that do not vary in its {rows} rows are ignored from now on ({names}). Give it more"
+            " rows, or drop those columns",
+            UserWarning,
+            stacklevel=4,
+        )

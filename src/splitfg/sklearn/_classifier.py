@@ -20,7 +20,7 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
     """A TabM-style classifier trained without a backward pass through its trunk, or by any method beside it.
 
     It takes :class:`~splitfg.sklearn._base.TabularEstimator`'s arguments. Numeric columns are standardised,
-    categorical ones integer-encoded.
+    categorical ones integer-encoded and standardised.
 
     Attributes:
         classes_: The class labels, sorted.
@@ -40,8 +40,12 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Go once over these rows, going on from what was learned before.
 
+        The first call decides means, deviations and categories: give it typical rows. It refuses rows in which no
+        column varies, and warns of the columns that do not. ``learning_rate``, ``rho``, ``clip`` and ``batch_size``
+        may be set anew between calls; method, network and device may not. Early stopping must be off.
+
         Args:
-            X: As in :meth:`fit`. Means, deviations and categories stay those of the first call.
+            X: As in :meth:`fit`.
             y: Targets.
             classes: All classes that will ever come; needed in the first call only.
             sample_weight: As in :meth:`fit`.
@@ -93,6 +97,12 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
         return TableShape(self._encoding.width, len(self.classes_))
 
     def _held_out(self, y: NDArray[Any], fraction: float, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        alone = self.classes_[np.bincount(y, minlength=len(self.classes_)) < 2]
+        if len(alone):
+            raise ValueError(
+                f"early stopping holds out rows of every class, but there is one row only of {alone.tolist()}:"
+                " give more rows of them, leave them out, or set early_stopping=False"
+            )
         return tuple(train_test_split(np.arange(len(y)), test_size=fraction, random_state=seed, stratify=y))
 
     def _validation_score(self, outputs: NDArray[np.float32], y: NDArray[Any], weight: Floats | None) -> float:

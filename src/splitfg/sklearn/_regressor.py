@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -19,8 +20,8 @@ class SplitFGRegressor(RegressorMixin, TabularEstimator):
     """A TabM-style regressor trained without a backward pass through its trunk, or by any method beside it.
 
     It takes :class:`~splitfg.sklearn._base.TabularEstimator`'s arguments. Numeric columns are standardised,
-    categorical ones integer-encoded; targets are standardised for training and predicted in their own units.
-    Forward-Forward compares labels and is refused.
+    categorical ones integer-encoded and standardised; targets are standardised for training and predicted in their
+    own units. Forward-Forward compares labels and is refused.
 
     Attributes:
         n_features_in_: Number of columns.
@@ -39,12 +40,26 @@ class SplitFGRegressor(RegressorMixin, TabularEstimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Go once over these rows, going on from what was learned before.
 
+        The first call decides means and deviations, of the target too, and categories: give it typical rows. It
+        refuses rows in which no column varies, and warns of what else does not vary. ``learning_rate``, ``rho``,
+        ``clip`` and ``batch_size`` may be set anew between calls; method, network and device may not. Early
+        stopping must be off.
+
         Args:
-            X: As in :meth:`fit`. Means, deviations and categories, of the target too, stay those of the first call.
+            X: As in :meth:`fit`.
             y: Targets.
             sample_weight: As in :meth:`fit`.
         """
-        return self._learn_once(X, y, sample_weight)
+        first = not hasattr(self, "_trainer")
+        self._learn_once(X, y, sample_weight)
+        if first and np.ptp(np.asarray(y, dtype=np.float64)) == 0:
+            warnings.warn(
+                "the first call of partial_fit decides the target's mean and deviation for good, but all its targets"
+                " are the same, so that the deviation counts as 1: give it targets that differ",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Values ``(n,)`` in the target's own units."""

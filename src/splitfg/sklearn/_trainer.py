@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,7 +43,10 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop once ``patience`` scores in a row are no better than the best, taken every ``every`` steps on ``x``."""
+    """Stop once ``patience`` scores in a row are no better than the best.
+
+    They are taken on ``x`` every ``every`` steps and after the last one.
+    """
 
     x: NDArray[np.float32]
     score: Score
@@ -81,10 +84,11 @@ class Trainer:
         epochs = rows.epochs(batch, self._seed)
         x, y = self._tensor(rows.x), self._tensor(rows.y)
         losses: list[Tensor] = []
-        watch = None if stopping is None else _Watch(stopping)
+        watch, every = (None, steps) if stopping is None else (_Watch(stopping), stopping.every)
         for step in range(steps):
             losses.append(self._step(x, y, epochs.rows(step)))
-            if watch is not None and (step + 1) % watch.every == 0 and watch.done(self):
+            due = (step + 1) % every == 0 or step + 1 == steps
+            if watch is not None and due and watch.done(self):
                 break
         if watch is not None:
             watch.restore_best(self)
@@ -106,6 +110,29 @@ class Trainer:
         parts = [self._learner.predict(block.to(self._device)).cpu() for block in padded.split(_BLOCK_ROWS)]
         outputs: NDArray[np.float32] = torch.cat(parts)[: len(x)].numpy()
         return outputs
+
+    def go_on_with(self, recipe: TableRecipe, *, device: str) -> None:
+        """Take over new rates and bounds; what was learned stays.
+
+        Raises:
+            ValueError: The network, the method or the device would be another one.
+        """
+        if recipe == self._recipe and device == self._device:
+            return
+        network, known = asdict(recipe.network), asdict(self._recipe.network)
+        changed = ["method"] * (recipe.method != self._recipe.method) + ["device"] * (device != self._device)
+        changed += [name for name in network if network[name] != known[name]]
+        if changed:
+            raise ValueError(
+                f"partial_fit goes on with the network it has, but other settings are wanted now"
+                f" ({', '.join(changed)}): call fit to begin anew"
+            )
+        learned = self.snapshot()
+        self._recipe = recipe
+        self._learner = recipe.build(self._shape, torch.Generator(device).manual_seed(self._seed))
+        if "optimizer" in learned:  # its memory stays, its settings are the new ones
+            learned["optimizer"]["param_groups"] = self._learner.state_dict()["optimizer"]["param_groups"]
+        self.restore(learned)
 
     def snapshot(self) -> dict[str, Any]:
         """A copy of what was learned."""
@@ -138,11 +165,21 @@ class Trainer:
         return torch.tensor(values, device=self._device)
 
 
+def device_problems(device: str) -> list[str]:
+    """Why nothing can be computed there, if so."""
+    try:
+        torch.empty(0, device=device)
+        torch.Generator(device)
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError):
+        return [f"device {device!r} is not there or unknown to torch: choose one that is, such as 'cpu'"]
+    return []
+
+
 class _Watch:
     """Scores so far, and what was learned when the best of them was taken."""
 
     def __init__(self, stopping: EarlyStopping) -> None:
-        self.every, self.scores = stopping.every, list[float]()
+        self.scores: list[float] = []
         self._stopping = stopping
         self._best: dict[str, Any] | None = None
 

@@ -1,0 +1,95 @@
+"""Columns of a table as an encoding should read them: numbers as numbers, dates refused, identifiers pointed out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from splitfg.data.errors import DataError
+from splitfg.data.preprocess import is_number
+
+# What pandas calls values of an object column that are points or spans of time.
+_TIMES = {"datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"}
+# A column says little where this share of its rows has another value; in fewer rows than these it may be chance.
+_NEARLY_EVERY = 0.9
+_FEWEST_ROWS = 20
+
+
+def readable(table: pd.DataFrame, numeric: Collection[Any] | None = None) -> pd.DataFrame:
+    """The table, its object columns of numbers as floats.
+
+    Args:
+        table: One row per example.
+        numeric: Names of the columns known to be numbers; ``None`` before that is known.
+
+    Raises:
+        DataError: Columns hold dates, times or values that are no categories, such as lists.
+    """
+    found = [(c, _unreadable(table[c])) for c in table.columns]
+    problems = [f"{c!r} holds {what}" for c, what in found if what]
+    if problems:
+        hint = "make numbers of them (of a date: its year, its weekday, days since another) or drop those columns"
+        raise DataError("the table has columns that are neither numbers nor categories", problems, hint=hint)
+    objects = [c for c in table.columns if pd.api.types.is_object_dtype(table[c].dtype)]
+    # before it is known, a column without any value may still turn out to hold text
+    candidates = [c for c in objects if (table[c].notna().any() if numeric is None else c in numeric)]
+    return _with_floats(table, [c for c in candidates if _all_numbers(table[c])])
+
+
+def warn_of_identifiers(table: pd.DataFrame) -> None:
+    """Point out the categorical columns in which nearly every row has another value."""
+    found = [(c, table[c].nunique(), int(table[c].count())) for c in table.columns if _is_unordered(table[c].dtype)]
+    said = [
+        f"{c!r} ({different:,} different values in {rows:,} rows)"
+        for c, different, rows in found
+        if rows >= _FEWEST_ROWS and different >= _NEARLY_EVERY * rows
+    ]
+    if said:
+        warnings.warn(
+            f"nearly every row has another value in {', '.join(said)}: as categories they say next to nothing. Drop"
+            " those columns, put their values into few groups, or make numbers of them (pd.to_numeric reads text)",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _unreadable(column: pd.Series[Any]) -> str:
+    """What a column holds that cannot be encoded; empty if it can."""
+    dtype = column.dtype
+    if dtype.kind in "mM" or isinstance(dtype, pd.PeriodDtype):
+        return "dates or times"
+    if not pd.api.types.is_object_dtype(dtype):
+        return ""
+    if pd.api.types.infer_dtype(column, skipna=True) in _TIMES:
+        return "dates or times"
+    odd = next((value for value in column if not _is_hashable(value)), None)
+    return "" if odd is None else f"values that are no categories (type {type(odd).__name__})"
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _all_numbers(column: pd.Series[Any]) -> bool:
+    return all(isinstance(value, Real | Decimal) and not isinstance(value, bool) for value in column.dropna())
+
+
+def _with_floats(table: pd.DataFrame, columns: list[Any]) -> pd.DataFrame:
+    result = table.copy(deep=False)
+    for c in columns:
+        result[c] = table[c].where(table[c].notna(), np.nan).astype(np.float64)
+    return result
+
+
+def _is_unordered(dtype: Any) -> bool:
+    return not is_number(dtype) and not (isinstance(dtype, pd.CategoricalDtype) and dtype.ordered)
