@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import refuse
+from splitfg.errors import SplitError, refuse
 from splitfg.types import Params
 
 
@@ -19,18 +19,49 @@ class BlackBoxTrunk(nn.Module):
     differentiated, and nothing runs but ``run(params, *inputs)``.
 
     Args:
-        run: ``(params, *inputs) -> h``. It may leave torch, quantise, add noise, or talk to hardware.
-        params: Initial parameters by name, without dots; copied.
+        run: ``(params, *inputs) -> h``, h a tensor or an array. It may leave torch, quantise, add noise, or talk to
+            hardware; what it is handed are copies of the parameters.
+        params: Initial parameters by name, without dots, tensors or arrays; copied.
     """
 
-    def __init__(self, run: Callable[..., Tensor], params: Params) -> None:
+    def __init__(self, run: Callable[..., Any], params: Mapping[str, Any]) -> None:
         super().__init__()
-        refuse([f"parameter name {name!r} holds a dot: use another" for name in params if "." in name])
         self._run = run
-        for name, value in params.items():
-            self.register_parameter(name, nn.Parameter(value.detach().clone()))
+        refuse(_argument_problems(run, params) or _name_problems(self, params))
+        values = {name: torch.as_tensor(value).detach().clone() for name, value in params.items()}
+        refuse(_value_problems(values))
+        for name, value in values.items():
+            self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, *inputs: Any) -> Tensor:
-        """H on the current parameters, with autograd off."""
+        """H on the current parameters, in their dtype and on their device, with autograd off."""
         with torch.no_grad():
-            return self._run(dict(self._parameters), *inputs)
+            params = {name: p.detach().clone() for name, p in self.named_parameters()}
+            like = next(iter(params.values()), torch.empty(0))
+            h = self._run(params, *inputs)
+            if not hasattr(h, "shape"):
+                raise SplitError([f"the black box gives a {type(h).__name__}: return h alone, a tensor or an array"])
+            return torch.as_tensor(h, dtype=like.dtype, device=like.device)
+
+
+def _argument_problems(run: object, params: object) -> list[str]:
+    found = []
+    if not callable(run):
+        found.append(f"run is a {type(run).__name__}: give the function (params, *inputs) -> h first")
+    if not isinstance(params, Mapping):
+        found.append(f"params is a {type(params).__name__}: give a dict of initial parameters by name second")
+    return found
+
+
+def _name_problems(trunk: nn.Module, names: Iterable[str]) -> list[str]:
+    found = [f"parameter name {name!r} holds a dot: use another" for name in names if "." in name]
+    taken = [name for name in names if not name or hasattr(trunk, name)]
+    return found + [f"parameter name {name!r} is taken by the module itself: use another" for name in taken]
+
+
+def _value_problems(values: Params) -> list[str]:
+    return [
+        f"parameter {name!r} is {value.dtype}: give floating-point numbers"
+        for name, value in values.items()
+        if not value.is_floating_point()
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -20,6 +22,11 @@ def skip_checks() -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def has_rows(value: Any) -> bool:
+    """Whether it is a tensor or an array (a black box may read those) with a first dimension to cut."""
+    return len(getattr(value, "shape", ())) > 0
 
 
 def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None) -> None:
@@ -43,11 +50,13 @@ def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator |
         split.examined.add(flags)
 
 
-def batch_problems(split: Split, x: Inputs, y: object, generator: torch.Generator | None) -> list[str]:
+def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> list[str]:
     """What is wrong with the inputs, the target or the generator, as far as can be told without running anything."""
     found = _tensor_problems(split, x, y)
     device = next(iter(split.trained_params().values())).device
-    if generator is not None and generator.device.type != device.type:
+    if not isinstance(generator, torch.Generator | None):
+        found.append(f"the generator is {generator!r}: use torch.Generator({device.type!r}).manual_seed(0)")
+    elif generator is not None and generator.device.type != device.type:
         found.append(
             f"the generator is on {generator.device}, the parameters on {device}: use torch.Generator({device.type!r})"
         )
@@ -139,12 +148,16 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
         return [f"the target is a {type(y).__name__}, not a tensor: use torch.as_tensor(target)"]
     found = []
     param = next(iter(split.trained_params().values()))
-    tensors = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor)]
-    if any(t.ndim == 0 or t.shape[0] == 0 for t in (*tensors, y)):
+    arrays = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor) or has_rows(t)]
+    tensors = [t for t in arrays if isinstance(t, Tensor)]
+    if len(tensors) < len(arrays) and not isinstance(split.trunk, BlackBoxTrunk):
+        found.append("the inputs hold an array that is no tensor: use torch.as_tensor(x)")
+    if any(len(t.shape) == 0 or t.shape[0] == 0 for t in (*arrays, y)):
         found.append("the batch is empty: give at least one row")
-    elif tensors and len({t.shape[0] for t in (*tensors, y)}) > 1:
-        sizes = ", ".join(str(t.shape[0]) for t in (*tensors, y))
-        found.append(f"inputs and target have different numbers of rows ({sizes}): they must match")
+    elif arrays and len({t.shape[0] for t in (*arrays, y)}) > 1:
+        sizes = ", ".join(str(t.shape[0]) for t in (*arrays, y))
+        advice = "; put what is not per row into the trunk, as a buffer or by a closure" if len(arrays) > 1 else ""
+        found.append(f"inputs and target have different numbers of rows ({sizes}): they must match{advice}")
     strangers = {str(t.device) for t in (*tensors, y) if t.device != param.device}
     if strangers:
         found.append(f"the batch is on {', '.join(sorted(strangers))}, the parameters on {param.device}: move one")

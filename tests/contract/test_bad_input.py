@@ -8,6 +8,7 @@ from torch import nn
 
 from splitfg import (
     Backprop,
+    CentralDifference,
     CheckpointedBackprop,
     CrossEntropy,
     EvolutionStrategy,
@@ -17,6 +18,8 @@ from splitfg import (
     LinearHead,
     NonFiniteError,
     Orthogonal,
+    Projection,
+    Rademacher,
     ReverseModeHead,
     RunningMagnitude,
     Split,
@@ -24,6 +27,7 @@ from splitfg import (
     SplitFG,
     SquaredError,
     parameter_groups,
+    split,
 )
 
 
@@ -37,6 +41,26 @@ class TestBatches:
     def test_rows_that_do_not_match(self, name):
         problems = refused(ESTIMATORS[name], linear_split(), rows(5), classes(4, count=3))
         assert any("different numbers of rows (5, 4)" in p for p in problems)
+
+    def test_inputs_that_are_not_per_row(self):
+        """The edges of a graph beside its nodes."""
+        (problem,) = refused(SplitFG(2), linear_split(), (rows(5), torch.zeros(2, 9)), classes(5, count=3))
+        assert "rows (5, 2, 5)" in problem
+        assert "into the trunk, as a buffer or by a closure" in problem
+
+    def test_inputs_that_are_no_tensors(self):
+        (problem,) = refused(SplitFG(2), linear_split(), rows().numpy(), classes(5, count=3))
+        assert "torch.as_tensor(x)" in problem
+
+    @every_estimator
+    def test_generators_that_are_none(self, name):
+        with pytest.raises(SplitError, match=r"the generator is 0: use torch\.Generator\('cpu'\)\.manual_seed\(0\)"):
+            ESTIMATORS[name](linear_split(), rows(), classes(5, count=3), generator=0)
+
+    @pytest.mark.parametrize("name", ["split_fg", "forward_gradient", "evolution"])
+    def test_a_generator_is_needed_to_draw(self, name):
+        with pytest.raises(SplitError, match=r"generator=torch\.Generator\(\)"):
+            ESTIMATORS[name](linear_split(), rows(), classes(5, count=3), generator=None)
 
     @every_estimator
     def test_dtypes(self, name):
@@ -162,6 +186,46 @@ class TestFit:
         with pytest.raises(NonFiniteError):
             SplitFG(2)(linear_split(Root()), rows(), classes(5, count=3), generator=generator())
 
+    @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), CrossEntropy, torch.nn.functional.cross_entropy])
+    def test_losses_that_are_not_ours(self, loss):
+        with pytest.raises(SplitError, match=r"the loss is \w+: use splitfg's CrossEntropy\(\) or SquaredError\(\)"):
+            split(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), loss=loss)
+
+    @pytest.mark.parametrize(
+        ("trunk", "head"), [(nn.Linear(3, 4), nn.Linear(4, 3)), (torch.tanh, LinearHead(nn.Linear(4, 3)))]
+    )
+    def test_parts_of_the_wrong_kind(self, trunk, head):
+        with pytest.raises(SplitError, match=r"the head is a Linear: use LinearHead|the trunk is a .*BlackBoxTrunk"):
+            Split(trunk, head)
+
+    @pytest.mark.parametrize("layers", [(4, 3), (nn.Sequential(nn.Linear(4, 3)),)])
+    def test_linear_heads_of_other_things(self, layers):
+        with pytest.raises(SplitError, match=r"layer 0 is a (int|Sequential), not a plain nn\.Linear.*ReverseModeHead"):
+            LinearHead(*layers)
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            pytest.param(lambda model: parameter_groups(model, lr=0.1), id="groups"),
+            pytest.param(
+                lambda model: GradientLearner(model, Backprop(), torch.optim.SGD(model.parameters())), id="learner"
+            ),
+            *(
+                pytest.param(lambda model, e=e: e(model, rows(), classes(5, count=3), generator=generator()), id=name)
+                for name, e in ESTIMATORS.items()
+            ),
+        ],
+    )
+    def test_a_model_where_a_split_is_wanted(self, use):
+        with pytest.raises(SplitError, match=r"this is a Linear: make one with split\(model\)"):
+            use(nn.Linear(3, 3))
+
+    def test_a_cut_that_is_no_name(self):
+        with pytest.raises(SplitError, match=r"at is 2: .*at='2'"):
+            split(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)), at=2)
+        with pytest.raises(SplitError, match=r"the model is a .*BlackBoxTrunk"):
+            split(torch.tanh)
+
     def test_parameters_on_several_devices(self):
         with pytest.raises(SplitError, match=r"mixed devices \(cpu, meta\)"):
             Split(nn.Linear(3, 4), LinearHead(nn.Linear(4, 3, device="meta")))
@@ -205,6 +269,25 @@ class TestSettings:
         with pytest.raises(SplitError, match=f"K must be at least 1 tangent, got {K}.*FrozenTrunk"):
             make(K)
 
+    @pytest.mark.parametrize("make", [SplitFG, ForwardGradient, EvolutionStrategy])
+    @pytest.mark.parametrize("K", [8.0, "8", None])
+    def test_tangents_are_counted(self, make, K):
+        with pytest.raises(SplitError, match="K must be a whole number"):
+            make(K)
+
+    @pytest.mark.parametrize(
+        ("setting", "words"),
+        [
+            ({"law": Rademacher}, r"law is the class Rademacher: give an object, law=Rademacher\(\)"),
+            ({"engine": CentralDifference}, r"engine=CentralDifference\(\)"),
+            ({"engine": "central"}, "engine is 'central', which is no Engine"),
+            ({"combine": Projection}, r"combine=Projection\(\)"),
+        ],
+    )
+    def test_classes_in_place_of_objects(self, setting, words):
+        with pytest.raises(SplitError, match=words):
+            SplitFG(2, **setting)
+
     def test_all_settings_in_one_error(self):
         with pytest.raises(SplitError) as caught:
             EvolutionStrategy(0, sigma=0.0, micro_batch=0)
@@ -212,9 +295,10 @@ class TestSettings:
         assert all(w in str(caught.value) for w in ("K must", "sigma must", "micro_batch must"))
 
     @pytest.mark.parametrize("make", [FrozenTrunk, Backprop, CheckpointedBackprop])
-    def test_micro_batch(self, make):
+    @pytest.mark.parametrize("rows", [0, 2.5])
+    def test_micro_batch(self, make, rows):
         with pytest.raises(SplitError, match="micro_batch must be at least 1 row"):
-            make(micro_batch=0)
+            make(micro_batch=rows)
 
     @pytest.mark.parametrize("rho", [0.0, -0.1, 1.0001, float("nan"), float("inf")])
     def test_rho(self, rho):

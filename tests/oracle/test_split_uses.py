@@ -1,5 +1,6 @@
 """What a split is used for: checkpointed backprop keeps less, a black box is measured."""
 
+import numpy as np
 import pytest
 import torch
 from _cuts import built, gradient
@@ -92,6 +93,52 @@ class TestBlackBoxTrunk:
         assert trunk.w.data_ptr() != given.data_ptr()
         with pytest.raises(SplitError, match="holds a dot"):
             BlackBoxTrunk(lambda p, x: x, {"a.b": given})
+
+    @pytest.mark.parametrize("name", ["training", "_run", "forward", ""])
+    def test_names_that_are_taken(self, name):
+        with pytest.raises(SplitError, match="is taken by the module itself"):
+            BlackBoxTrunk(lambda p, x: x, {name: noise(3)})
+
+    def test_arguments_in_the_wrong_order(self):
+        with pytest.raises(SplitError) as caught:
+            BlackBoxTrunk({"w": noise(3)}, lambda p, x: x)
+        assert [p.split()[0] for p in caught.value.problems] == ["run", "params"]
+
+    def test_parameters_that_are_whole_numbers(self):
+        with pytest.raises(SplitError, match=r"'w' is torch\.int64: give floating-point numbers"):
+            BlackBoxTrunk(lambda p, x: x, {"w": torch.arange(3)})
+
+    @pytest.mark.parametrize("micro_batch", [None, 2])
+    def test_arrays_in_and_out(self, micro_batch):
+        """A user of numpy: arrays as parameters, inputs and h, of which the box computes in another precision."""
+
+        def run(params, x):
+            return np.tanh(x.astype(np.float64) @ params["w"].numpy()) + params["b"].numpy()
+
+        w, b, x, y = noise(3, 4).float(), noise(4, seed=2).float(), noise(5, 3).float(), classes(5, count=3)
+        head = LinearHead(nn.Linear(4, 3))
+        measured = Split(BlackBoxTrunk(run, {"w": w.numpy(), "b": b.numpy()}), head)
+        estimator = SplitFG(16, law=Orthogonal(), engine=CentralDifference(), micro_batch=micro_batch)
+        found = estimator(measured, x.numpy(), y, generator=generator())
+        known = estimator(Split(Seen(w, b), head), x, y, generator=generator())
+        close(found.grads, known.grads, 1e-2)
+        assert {g.dtype for g in found.grads.values()} == {torch.float32}
+
+    def test_outputs_that_are_no_array(self):
+        s = Split(BlackBoxTrunk(lambda p, x: [x], {"w": noise(3)}), LinearHead(nn.Linear(3, 3, dtype=torch.float64)))
+        with pytest.raises(SplitError, match="the black box gives a list: return h alone"):
+            FrozenTrunk()(s, noise(5, 3), classes(5, count=3))
+
+    def test_writing_to_the_parameters_leaves_them_alone(self):
+        def run(params, x):
+            params["w"] *= 2
+            params["w"].numpy()[:] = 0
+            return x @ params["w"]
+
+        s = Split(BlackBoxTrunk(run, {"w": noise(3, 4)}), LinearHead(nn.Linear(4, 3, dtype=torch.float64)))
+        SplitFG(2, engine=CentralDifference())(s, noise(5, 3), classes(5, count=3), generator=generator())
+        s.h(noise(5, 3))
+        assert torch.equal(s.trunk.w, noise(3, 4))
 
     def test_gradient_is_measured(self):
         s = Split(self.trunk(), LinearHead(nn.Linear(4, 3, dtype=torch.float64)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from splitfg._validate import has_rows
 from splitfg.types import Inputs, Target
 
 Batch: TypeAlias = Sequence[tuple[Inputs, Target]]
@@ -15,11 +15,11 @@ Batch: TypeAlias = Sequence[tuple[Inputs, Target]]
 
 
 def parts(x: Inputs, y: Target, rows: int | None) -> Iterator[tuple[Inputs, Target]]:
-    """The batch in parts of at most ``rows`` rows; whole if ``None``."""
+    """The batch in parts of at most ``rows`` rows; whole if ``None``. Arrays are cut as tensors are."""
     count = y.shape[0]
     if rows is None or rows >= count:
         yield x, y
         return
     for start in range(0, count, rows):
         part = slice(start, start + rows)
-        yield pytree.tree_map(lambda t, part=part: t[part] if isinstance(t, Tensor) else t, x), y[part]
+        yield pytree.tree_map(lambda t, part=part: t[part] if has_rows(t) else t, x), y[part]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
+from typing import SupportsIndex
 
 import torch
 
 from splitfg.engines import ForwardMode
-from splitfg.errors import refuse
+from splitfg.errors import SplitError, refuse
 from splitfg.estimators._combine import Combination, Mean
 from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
 from splitfg.types import Engine
@@ -32,7 +34,14 @@ class TangentSettings:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(tangent_problems(self.K) + micro_batch_problems(self.micro_batch))
+        found = tangent_problems(self.K) + micro_batch_problems(self.micro_batch)
+        for name, value, kind in (
+            ("law", self.law, TangentLaw),
+            ("engine", self.engine, Engine),
+            ("combine", self.combine, Combination),
+        ):
+            found += _kind_problems(name, value, kind)
+        refuse(found)
 
     @property
     def biased(self) -> bool:
@@ -41,6 +50,8 @@ class TangentSettings:
 
     def source(self, layout: Layout, generator: torch.Generator) -> TangentSource:
         """The K tangents of one estimate."""
+        if not isinstance(generator, torch.Generator):
+            raise SplitError(["tangents are drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
         chunk, remember = self.engine.chunk, self.combine.looks_back
         return TangentSource(self.law, layout, self.K, chunk, generator, remember=remember)
 
@@ -64,13 +75,22 @@ class ReverseSettings:
         refuse(micro_batch_problems(self.micro_batch))
 
 
-def tangent_problems(K: int) -> list[str]:
+def tangent_problems(K: object) -> list[str]:
     """What is wrong with a tangent count."""
-    return [] if K >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
+    if not isinstance(K, SupportsIndex):
+        return [f"K must be a whole number of tangents, got {K!r}"]
+    return [] if index(K) >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
 
 
-def micro_batch_problems(rows: int | None) -> list[str]:
+def micro_batch_problems(rows: object) -> list[str]:
     """What is wrong with a micro-batch size."""
-    if rows is None or rows >= 1:
+    if rows is None or (isinstance(rows, SupportsIndex) and index(rows) >= 1):
         return []
     return [f"micro_batch must be at least 1 row (or None for the whole batch), got {rows}"]
+
+
+def _kind_problems(name: str, value: object, kind: type) -> list[str]:
+    """What is wrong with a setting that should be an object of some kind."""
+    if isinstance(value, type):
+        return [f"{name} is the class {value.__name__}: give an object, {name}={value.__name__}()"]
+    return [] if isinstance(value, kind) else [f"{name} is {value!r}, which is no {kind.__name__}"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfg._split import Split
+from splitfg._split import Split, require_split
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator, ForwardGradient, SplitFG
 from splitfg.learners._update import Update
@@ -48,6 +48,7 @@ class GradientLearner:
         clip_apart: bool = False,
         prediction: Callable[[], Params] | None = None,
     ) -> None:
+        require_split(split)
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction = split, estimator, prediction

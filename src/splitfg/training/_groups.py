@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg._split import Role, Split
+from splitfg._split import Role, Split, require_split
 from splitfg.errors import SplitError
 from splitfg.training._pair import OptimizerPair
 from splitfg.types import Params
@@ -24,6 +24,7 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
         lr: Base learning rate.
         rho: Trunk step scale, in (0, 1].
     """
+    require_split(split)
     check_rho(rho)
     roles, params = split.roles, dict(split.model.named_parameters())
     head = [params[n] for n, role in roles.items() if role in (Role.HEAD, Role.TIED)]
