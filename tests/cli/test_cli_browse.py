@@ -154,6 +154,31 @@ def test_bad_overrides_are_listed_before_anything_runs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_numbers_that_no_run_could_use_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = splitfg("run", "demo", "--set", "steps=-5", "--set", "rho=0", "--set", "optimizer.lr=-1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "optimizer: lr must be at least 0, got -1.0" in done.stderr
+    again = splitfg("run", "demo", "--set", "steps=-5", "--set", "rho=0", cwd=tmp_path)
+    assert "steps must be at least 1, got -5" in again.stderr
+    assert "rho must be in (0, 1], got 0.0" in again.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [["run", "tiny/adam"], ["resume"], ["doctor"]])
+def test_what_is_no_device_is_refused_before_anything_runs(tmp_path: Path, verb: list[str]) -> None:
+    done = splitfg(*verb, "--device", "gpu", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: --device gpu: expected auto, cpu, cuda or cuda:1\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seeds", [f"{2**64}", f"0,{2**32}", f"0-{2**40}"])
+def test_seeds_that_no_generator_takes_are_refused(tmp_path: Path, seeds: str) -> None:
+    done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"is too large; seeds go up to {2**32 - 1}" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("seeds", ["x", "1-", ""])
 def test_bad_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
     done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)

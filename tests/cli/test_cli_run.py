@@ -148,6 +148,13 @@ def test_a_run_that_is_refused_before_its_first_step_leaves_nothing_behind(tmp_p
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_seeds_of_tables_are_folds(tmp_path: Path) -> None:
+    done = splitfg("run", "tabular/adult-backprop", "--seeds", "7", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "there is no fold 7: the seeds are the folds here, 0 to 4" in done.stdout
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_run_that_was_there_before_stays_where_it_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs/tiny/sgd/seed0")
     identity = {"schema": 1, "experiment": "tiny", "preset": "sgd", "seed": 0}

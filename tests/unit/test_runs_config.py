@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
 from tiny import Adam, Sgd, TinyConfig
 
+from splitfg.commands._targets import find_presets
 from splitfg.runs import ConfigError, differences, from_json, override, to_json
 
 
@@ -150,6 +151,56 @@ def test_whole_numbers_are_welcome_in_float_fields() -> None:
 
 def test_what_a_config_refuses_itself_is_listed_with_the_rest() -> None:
     assert problems_of({"steps": 0}, TinyConfig) == ("steps must be positive, got 0",)
+
+
+@pytest.mark.parametrize(
+    ("preset", "setting", "problem"),
+    [
+        ("demo/split_fg", "steps=-5", "steps must be at least 1, got -5"),
+        ("demo/split_fg", "batch=0", "batch must be at least 1, got 0"),
+        ("demo/split_fg", "rho=0", "rho must be in (0, 1], got 0.0"),
+        ("demo/split_fg", "method.K=0", "method: K must be at least 1, got 0"),
+        ("demo/split_fg", "method.chunk=0", "method: chunk must be at least 1, got 0"),
+        ("demo/split_fg", "optimizer.lr=-1", "optimizer: lr must be at least 0, got -1.0"),
+        ("demo/split_fg", "optimizer.betas=0.9,1", "optimizer: betas must be in [0, 1), got (0.9, 1.0)"),
+        ("tabular/adult-es", "method.sigma=0", "method: sigma must be positive, got 0.0"),
+        ("tabular/adult-hopfield", "method.capacity=0", "method: capacity must be at least 1, got 0"),
+        ("tabular/adult-predictive_coding", "method.stiffness=0", "method: stiffness must be positive, got 0.0"),
+        ("tabular/adult-forward_forward", "method.label_scale=0", "method: label_scale must be positive, got 0.0"),
+        ("tabular/adult-backprop", "network.width=0", "network: width must be at least 1, got 0"),
+        ("tabular/adult-backprop", "clip=0", "clip must be positive, got 0.0"),
+        ("tabular/adult-backprop", "folds=1", "folds must be at least 2, got 1"),
+        ("tabular_future/adult-conditioned", "method.law.beta=1", "method.law: beta must be in [0, 1), got 1.0"),
+        ("tabular_memory/adult", "train_fraction=1", "train_fraction must be in (0, 1), got 1.0"),
+        ("toy_variance/ce-c50", "draws=1", "draws must be at least 2, got 1"),
+        ("images/cifar10-backprop", "warmup=23437", "warmup must be in [0, 23437), the schedule's steps, got 23437"),
+        ("images_memory/cifar10", "images=0", "images must be at least 1, got 0"),
+        ("language/backprop", "steps=100", "warmup must be in [0, 100), the schedule's steps, got 100"),
+        ("language/backprop", "model.heads=3", "model: width 256 is not a multiple of heads 3"),
+        ("language/split_fg-muon", "optimizer.momentum=-1", "optimizer: momentum must be at least 0, got -1.0"),
+        ("language_cost/eager", "blocks=0", "blocks must be at least 1, got 0"),
+        ("language_energy/init", "batches=0", "batches must be at least 1, got 0"),
+    ],
+)
+def test_numbers_that_no_run_could_use_are_refused_by_the_config(preset: str, setting: str, problem: str) -> None:
+    ((_, found),) = find_presets([preset])
+    with pytest.raises(ConfigError) as error:
+        override(found.config, [setting])
+    (said,) = error.value.problems
+    assert said.startswith(problem)
+
+
+def test_every_number_that_is_wrong_is_listed() -> None:
+    ((_, preset),) = find_presets(["demo/split_fg"])
+    with pytest.raises(ConfigError) as error:
+        override(preset.config, ["steps=0", "batch=0"])
+    assert error.value.problems == ("steps must be at least 1, got 0", "batch must be at least 1, got 0")
+
+
+def test_references_without_a_schedule_need_no_room_for_a_warmup() -> None:
+    for name in ("language/unigram", "language/knn_lm"):
+        ((_, preset),) = find_presets([name])
+        assert override(preset.config, ["steps=1", "warmup=100"]).steps == 1
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""The revision a run is recorded with: git's, else the one that the environment states, else none."""
+"""The revision a run is recorded with: git's, else the one that the environment states, else none; and its device."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from splitfg.runs import RunError
-from splitfg.runs.environment import Revision, source_revision
+from splitfg.runs.environment import Revision, resolve_device, source_revision
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -43,6 +44,14 @@ class TestWithoutGit:
         monkeypatch.setenv("SPLITFG_REVISION", stated)
         with pytest.raises(RunError, match=r"SPLITFG_REVISION is .* no revision: set it to"):
             source_revision()
+
+
+def test_a_gpu_beyond_the_last_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(RunError, match="'cuda:2' was asked for, but there are only 2 GPUs"):
+        resolve_device("cuda:2")
 
 
 def test_git_is_believed_before_the_environment(monkeypatch):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from splitfg.commands._errors import UsageError
 
 DEFAULT_RUNS = Path("runs")
 DEFAULT_RESULTS = Path("results")
@@ -32,9 +35,16 @@ def complete_data(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
+def check_device(name: str) -> str:
+    """A device name as it is, if torch could know it; whether the device is there is for torch to say."""
+    if re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
+        raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:1")
+    return name
+
+
 Runs = Annotated[Path, typer.Option("--runs", help="The folder of run folders.", envvar="SPLITFG_RUNS")]
 Results = Annotated[Path, typer.Option("--results", help="The folder of recorded results files.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process of its own.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=check_device)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the run folder.")]

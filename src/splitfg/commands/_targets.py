@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from splitfg.commands._errors import UsageError
 from splitfg.experiments import EXPERIMENTS, Cell, Experiment, Preset
 from splitfg.experiments.spec import Paired
 from splitfg.runs import RunFolder, differences, find_folders, override
 from splitfg.runs.folder import variant_name
+
+LARGEST_SEED: Final = 2**32 - 1
+"""What every generator takes, numpy's too, with room to derive others from it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         ranges = [[int(end) for end in part.split("-", 1)] for part in text.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {text}: expected numbers and ranges, as in 0,1,2 or 0-4") from None
+    too_large = [str(end) for ends in ranges for end in ends if end > LARGEST_SEED]
+    if too_large:
+        raise UsageError(f"--seeds {text}: {', '.join(too_large)} is too large; seeds go up to {LARGEST_SEED}")
     empty = [f"{first}-{last}" for first, last in ((ends[0], ends[-1]) for ends in ranges) if last < first]
     if empty:
         raise UsageError(f"--seeds {text}: {', '.join(empty)} runs backwards; the smaller number comes first")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from splitfg.errors import refuse
+from splitfg.recipes._checks import below, not_positive
 from splitfg.recipes._methods import MethodRecipe
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ class PredictiveCodingMethod(MethodRecipe):
     settle_steps: int = 4
     settle_rate: float = 0.1
     stiffness: float = 10.0
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "settle_steps") + not_positive(self, "settle_rate", "stiffness"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.learners.predictive_coding.PredictiveCoding`."""
@@ -40,6 +45,9 @@ class ForwardForwardMethod:
     sharpness: float = 10.0
     negative_sharpness: float = 5.0
 
+    def __post_init__(self) -> None:
+        refuse(not_positive(self, "label_scale"))
+
 
 @dataclass(frozen=True)
 class HopfieldMethod:
@@ -50,3 +58,6 @@ class HopfieldMethod:
     """
 
     capacity: int = 20_000
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "capacity"))

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from splitfg.errors import refuse
+from splitfg.recipes._checks import below, not_fractions, not_positive
+
 if TYPE_CHECKING:
     from splitfg.estimators import Estimator
     from splitfg.tangents import TangentLaw
@@ -51,6 +54,9 @@ class ConditionedLaw:
     beta: float = 0.99
     power: float = 1.0
     floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        refuse(not_fractions(self, "beta"))
 
     def build(self) -> TangentLaw:
         """:class:`~splitfg.Conditioned`, on a magnitude that the learner updates."""
@@ -103,6 +109,9 @@ class SplitFGMethod(MethodRecipe):
     chunk: int | None = None
     law: LawRecipe = field(default_factory=GaussianLaw)
 
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "K", "chunk"))
+
     def build(self) -> Estimator:
         """:class:`~splitfg.SplitFG`."""
         from splitfg.engines import ForwardMode
@@ -118,6 +127,9 @@ class PureFGMethod(MethodRecipe):
     K: int = 4
     chunk: int | None = None
 
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "K", "chunk"))
+
     def build(self) -> Estimator:
         """:class:`~splitfg.ForwardGradient`."""
         from splitfg.engines import ForwardMode
@@ -132,6 +144,9 @@ class EvolutionMethod(MethodRecipe):
 
     K: int = 4
     sigma: float = 1e-3
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "K") + not_positive(self, "sigma"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.EvolutionStrategy`."""

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from splitfg.errors import refuse
+from splitfg.recipes._checks import below, not_fractions
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,6 +31,9 @@ class Adam(OptimizerRecipe):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "eps") + not_fractions(self, "betas"))
+
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.Adam`."""
         import torch
@@ -47,6 +53,9 @@ class AdamW(OptimizerRecipe):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
+
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.AdamW`."""
         import torch
@@ -63,6 +72,9 @@ class SGD(OptimizerRecipe):
 
     lr: float = 1e-2
     momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "momentum"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.SGD`."""
@@ -83,6 +95,9 @@ class LaggedRMS(OptimizerRecipe):
     eps: float = 1e-8
     a_min: float = 1e-2
     a_max: float = 1e4
+
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "eps") + not_fractions(self, "beta"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`~splitfg.training.LaggedRMSOptimizer`."""
@@ -110,6 +125,9 @@ class Muon(OptimizerRecipe):
     adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "momentum", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """Both optimizers behind one interface."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from splitfg.errors import refuse
+from splitfg.recipes._checks import below
 from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.recipes._methods import BackpropMethod, EvolutionMethod, FrozenMethod, PureFGMethod, SplitFGMethod
 from splitfg.recipes._optimizers import Adam
@@ -67,6 +69,9 @@ class NonlinearHeadRecipe:
 
     width: int = 64
 
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "width"))
+
 
 @dataclass(frozen=True)
 class ProbedHeadRecipe:
@@ -104,6 +109,9 @@ class Network:
     layers: int = 2
     members: int = 8
     head: HeadRecipe = field(default_factory=LinearHeadRecipe)
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "width", "layers", "members"))
 
     def trunk(self, features: int, generator: torch.Generator) -> TabM:
         """The TabM-style trunk."""

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar, cast
 
+from splitfg.errors import SplitError
 from splitfg.runs._errors import ConfigError
 from splitfg.runs._names import unknown
 
@@ -194,7 +195,8 @@ def _construct(cls: type, fields: dict[str, Any], at: str, problems: list[str]) 
     try:
         return cls(**fields)
     except ValueError as error:
-        problems.append(f"{at}: {error}" if at else str(error))
+        found = error.problems if isinstance(error, SplitError) else (str(error),)
+        problems += [f"{at}: {problem}" if at else problem for problem in found]
         return _INVALID
 
 

@@ -91,6 +91,8 @@ def resolve_device(name: str) -> torch.device:
         raise RunError(f"{name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(f"device {name!r} was asked for, but torch sees no GPU here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RunError(f"device {name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs, from 0 on")
     return device
 
 

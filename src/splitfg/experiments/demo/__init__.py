@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Curves, Experiment, Preset, Row, Table
 from splitfg.recipes import Adam, BackpropMethod, FrozenMethod, SplitFGMethod
+from splitfg.recipes._checks import below, rho_problems
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class Demo:
     batch: int = 128
     optimizer: Adam = field(default_factory=lambda: Adam(lr=3e-3))
     rho: float = 1.0
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "steps", "batch") + rho_problems(self.rho))
 
 
 _METHODS: dict[str, tuple[str, FrozenMethod | SplitFGMethod | BackpropMethod]] = {

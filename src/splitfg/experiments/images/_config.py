@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 from splitfg.recipes import (
     Adam,
@@ -18,6 +19,7 @@ from splitfg.recipes import (
     PureFGMethod,
     SplitFGMethod,
 )
+from splitfg.recipes._checks import below, not_positive, rho_problems, warmup_problems
 
 FULL = 23_437
 """Steps of the full budget, 60 epochs of 50,000 images at 128 a step."""
@@ -73,3 +75,9 @@ class ImageTraining:
     checkpoints: int = 2
     matmul: Literal["high", "highest"] = "high"
     step: Literal["compiled", "captured", "eager"] = "compiled"
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
+        if not isinstance(self.method, HopfieldMethod):
+            found += warmup_problems(self.warmup, self.horizon)
+        refuse(found)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from splitfg.errors import refuse
+from splitfg.recipes._checks import below
+
 if TYPE_CHECKING:
     import torch
 
@@ -70,6 +73,9 @@ class FlatNetwork(NetworkRecipe):
 
     width: int = 16
     inner: int | None = 64
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "width", "inner"))
 
     def trunk(self, shape: Shape, generator: torch.Generator) -> FlatTrunk:  # noqa: ARG002
         """:class:`~splitfg.models.FlatTrunk`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg.recipes._checks import below
 
 VARIANTS = {
     "backprop": "Backprop, whole backbone",
@@ -42,6 +44,9 @@ class ImageMemory:
     batch: int = 128
     step: Literal["compiled", "captured", "eager"] = "eager"
     matmul: Literal["high", "highest"] = "high"
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "images", "batch"))
 
 
 LABELS = {"cifar10": "CIFAR-10, ResNet-20", "cifar100": "CIFAR-100, ResNet-18"}

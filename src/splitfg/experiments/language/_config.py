@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.recipes import (
     SGD,
     Adam,
@@ -12,10 +13,12 @@ from splitfg.recipes import (
     BackpropMethod,
     EvolutionMethod,
     FrozenMethod,
+    MethodRecipe,
     Muon,
     PureFGMethod,
     SplitFGMethod,
 )
+from splitfg.recipes._checks import below, not_positive, rho_problems, warmup_problems
 
 EPOCH = 232_588
 """Steps of one epoch: 930,352 windows of 128 tokens, four a step."""
@@ -38,6 +41,12 @@ class Sizes:
     context: int = 128
     vocab: int = 50_257
     init: Literal["gpt2", "torch"] = "gpt2"
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "layers", "width", "heads", "context", "vocab")
+        if not found and self.width % self.heads:
+            found.append(f"width {self.width} is not a multiple of heads {self.heads}")
+        refuse(found)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,9 @@ class KnnLMMethod:
 
     windows: int = 4096
     tuning: int = 64
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "windows", "tuning"))
 
 
 @dataclass(frozen=True)
@@ -118,3 +130,9 @@ class Language:
     checkpoints: int = 4
     matmul: Literal["high", "highest"] = "high"
     step: Literal["compiled", "captured", "eager"] = "compiled"
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "steps", "batch", "block") + not_positive(self, "max_norm") + rho_problems(self.rho)
+        if isinstance(self.method, MethodRecipe):
+            found += warmup_problems(self.warmup, self.steps)
+        refuse(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.experiments.language import Sizes
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg.recipes._checks import below
 
 TANGENTS = (1, 2, 4, 8, 32)
 BLOCKS = (20, 22, 23, 25)
@@ -60,6 +62,9 @@ class Cost:
     blocks: int = 7
     steps: int = 50
     matmul: Literal["high", "highest"] = "high"
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "batch", "blocks", "steps") + below(0, self, "block"))
 
 
 def _swept(name: str, title: str, model: Sizes) -> Preset:

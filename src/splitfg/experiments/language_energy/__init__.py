@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from splitfg.errors import refuse
 from splitfg.experiments.language import SMOKE, TENTH, Language, Sizes
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Table
 from splitfg.recipes import BackpropMethod, FrozenMethod, SplitFGMethod
+from splitfg.recipes._checks import below
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Energy:
     training: Language = field(default_factory=lambda: Language(FrozenMethod()))
     batches: int = 16
     trained: bool = False
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "batches"))
 
 
 def _trained(method: SplitFGMethod | BackpropMethod, rho: float) -> Energy:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paired, Preset, Row, Table
 from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
 from splitfg.recipes import Adam
+from splitfg.recipes._checks import below, not_positive, rho_problems
 from splitfg.recipes.tables import METHODS, Network, TabularMethod
 
 FOLDS = 5
@@ -40,6 +42,10 @@ class Tabular:
     clip: float = 1.0
     folds: int = FOLDS
     training_seed: int = 0
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "steps", "batch") + below(2, self, "folds") + below(0, self, "training_seed")
+        refuse(found + not_positive(self, "clip") + rho_problems(self.rho))
 
 
 _NOTE = (

@@ -16,7 +16,7 @@ from splitfg.experiments._training import fit_store
 from splitfg.experiments.tabular import Tabular
 from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes.tables import TableRecipe, TableShape
-from splitfg.runs import RunContext, fit
+from splitfg.runs import RunContext, RunError, fit
 from splitfg.types import Learner
 
 _ROWS_AT_ONCE = 8192
@@ -40,6 +40,8 @@ class Fold:
 
 def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Train with one method and measure on held-out fold ``seed``."""
+    if not 0 <= seed < config.folds:
+        raise RunError(f"there is no fold {seed}: the seeds are the folds here, 0 to {config.folds - 1}")
     fold = load_fold(config.dataset, seed, config.folds, run.device)
     generator = torch.Generator(run.device).manual_seed(config.training_seed)
     recipe = TableRecipe(config.method, config.network, config.optimizer, config.rho, config.clip)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 from splitfg.recipes import Adam
+from splitfg.recipes._checks import below, not_positive, rho_problems
 from splitfg.recipes.tables import Network
 
 
@@ -34,6 +36,12 @@ class TabularMemory:
     optimizer: Adam = field(default_factory=lambda: Adam(lr=3e-3))
     rho: float = 1.0
     clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "steps", "batch", "K") + not_positive(self, "clip") + rho_problems(self.rho)
+        if not 0 < self.train_fraction < 1:
+            found.append(f"train_fraction must be in (0, 1), got {self.train_fraction}")
+        refuse(found)
 
 
 # label, epochs, backprop and Split-FG in MiB, MemSave in %

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg.recipes._checks import below
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class ToyVariance:
     loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     draws: int = 2000
     batch: int = 64
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "classes", "batch") + below(2, self, "draws"))
 
 
 CLASSES = (50, 500, 5000)
