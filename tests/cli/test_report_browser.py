@@ -239,6 +239,15 @@ def test_wide_tables_scroll_inside_their_own_box(open_tab: OpenTab):
     assert 0 <= label <= 40, "the row's label stays in sight"
 
 
+def test_the_overview_of_all_experiments_fits_a_phone(open_tab: OpenTab, tmp_path: Path):
+    shipped = build_report(tmp_path / "runs", tmp_path / "results", tmp_path)
+    box = "document.querySelector('#overview .scroll')"
+    where = "getComputedStyle(document.querySelector('#overview td.where')).display"
+    phone, desktop = open_tab(shipped, PHONE), open_tab(shipped, DESKTOP)
+    assert phone.js(f"{box}.scrollWidth <= {box}.clientWidth")
+    assert (phone.js(where), desktop.js(where)) == ("none", "table-cell")
+
+
 def test_text_in_figures_is_readable_on_a_phone(open_tab: OpenTab):
     heights = "[...document.querySelectorAll('.drawing text')].map(e => e.getBoundingClientRect().height)"
     assert min(open_tab(size=PHONE).js(heights)) >= 7
@@ -314,7 +323,7 @@ def test_a_figure_can_be_saved_and_stands_on_its_own(open_tab: OpenTab, browser:
     browser.call(
         "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path), browserContextId=tab.context
     )
-    tab.click(f"#language-rho [data-format={kind}]")
+    tab.click(f"#language-rho-figure [data-format={kind}]")
     path = tmp_path / f"language-rho.{kind}"
     deadline = time.monotonic() + TIMEOUT
     while not path.exists() and time.monotonic() < deadline:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from report_samples import (
 
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 from splitfg.report import UnreadableWarning, build_report, print_report, write_figures
+from splitfg.runs import RunError
 
 HOSTILE = "<script>alert('x')</script> | **b** & \"q\""
 
@@ -124,6 +126,11 @@ class TestPage:
         links = [a["href"] for tag, a in tags if tag == "a"]
         assert links
         assert {link.removeprefix("#") for link in links if link} <= set(ids)
+
+    def test_names_are_unique_in_the_report_of_all_experiments(self, folders):
+        text = build_report(*folders, folders[0].parent / "out").read_text(encoding="utf-8")
+        ids = Counter(attributes["id"] for _, attributes in Elements(text).tags if "id" in attributes)
+        assert [name for name, count in ids.items() if count > 1] == []
 
     def test_it_shows_every_experiment_and_every_state(self, sample):
         text = (sample / "report.html").read_text(encoding="utf-8")
@@ -236,7 +243,13 @@ CORRUPT: dict[str, bytes] = {
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT.keys())
+    def test_a_place_that_cannot_be_written_to(self, folders, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(RunError, match=r"cannot make the folder .*file"):
+            build_report(*folders, tmp_path / "file", (small(),))
+        with pytest.raises(RunError, match=r"cannot make the folder .*file/below"):
+            write_figures(*folders, tmp_path / "file" / "below", "e", (small(),))
+
     def test_a_report_that_cannot_be_read_is_named_and_the_rest_is_shown(self, folders, content):
         runs, results = folders
         write_run(runs, report_json("e", "a", 1))
