@@ -38,7 +38,11 @@ class BlackBoxTrunk(nn.Module):
         with torch.no_grad():
             params = {name: p.detach().clone() for name, p in self.named_parameters()}
             like = next(iter(params.values()), torch.empty(0))
-            h = self._run(params, *inputs)
+            try:
+                h = self._run(params, *inputs)
+            except Exception as error:
+                error.add_note("BlackBoxTrunk calls run(params, *inputs): parameters by name first, then the inputs")
+                raise
             if not hasattr(h, "shape"):
                 raise SplitError([f"the black box gives a {type(h).__name__}: return h alone, a tensor or an array"])
             return torch.as_tensor(h, dtype=like.dtype, device=like.device)

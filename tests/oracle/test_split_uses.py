@@ -104,6 +104,11 @@ class TestBlackBoxTrunk:
             BlackBoxTrunk({"w": noise(3)}, lambda p, x: x)
         assert [p.split()[0] for p in caught.value.problems] == ["run", "params"]
 
+    def test_a_box_that_fails_is_told_how_it_is_called(self):
+        with pytest.raises((TypeError, KeyError, IndexError)) as caught:
+            BlackBoxTrunk(lambda x, params: x @ params["w"], {"w": noise(3, 4)})(noise(5, 3))
+        assert "run(params, *inputs)" in caught.value.__notes__[0]
+
     def test_parameters_that_are_whole_numbers(self):
         with pytest.raises(SplitError, match=r"'w' is torch\.int64: give floating-point numbers"):
             BlackBoxTrunk(lambda p, x: x, {"w": torch.arange(3)})
