@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfg import theory
 from splitfg._black_box import BlackBoxTrunk
-from splitfg._split import Split, Tied
+from splitfg._split import Split, Tied, require_split
 from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import refuse
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
@@ -137,6 +137,7 @@ def diagnose(
         engine: How J v is found; by default forward mode, or central differences for a black box.
         size: A transformer and batch whose activations to weigh, with backprop and with Split-FG.
     """
+    require_split(split)
     _require_counts(draws, steps)
     black_box = isinstance(split.trunk, BlackBoxTrunk)
     estimator = SplitFG(K, engine=engine or (CentralDifference() if black_box else ForwardMode()))

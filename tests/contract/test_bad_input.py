@@ -26,6 +26,7 @@ from splitfg import (
     SplitError,
     SplitFG,
     SquaredError,
+    diagnose,
     parameter_groups,
     split,
 )
@@ -207,6 +208,9 @@ class TestFit:
         "use",
         [
             pytest.param(lambda model: parameter_groups(model, lr=0.1), id="groups"),
+            pytest.param(
+                lambda model: diagnose(model, rows(), classes(5, count=3), generator=generator()), id="diagnose"
+            ),
             pytest.param(
                 lambda model: GradientLearner(model, Backprop(), torch.optim.SGD(model.parameters())), id="learner"
             ),
