@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from splitfg._cut import cut_at, graph_of, is_readout, last_linear, linears, names_of, submodule, without
+from splitfg._agreement import disagreement
+from splitfg._cut import cut_at, graph_of, is_readout, last_linear, names_of, submodule, without
 from splitfg.errors import SplitError, refuse
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead
 from splitfg.heads._linear import has_closed_form
@@ -152,49 +153,8 @@ class Split:
 
     def disagreement(self, x: Inputs) -> str | None:
         """Why what the head computes on these inputs is not what the model returns, or ``None`` if it is."""
-        if isinstance(self.model, _Joined):
-            return None
-        returned, made = _returned_and_made(self.model, x)
-        if not isinstance(returned, Tensor):
-            return (
-                f"the model returns a {type(returned).__name__}, not its outputs alone: wrap it in a module whose"
-                " forward returns its outputs (logits), and split that"
-            )
-        if self._computes(x, returned, made):
-            return None if returned.ndim > 1 else _squeezed(returned)
-        return self._what_differs(returned, made)
-
-    def _computes(self, x: Inputs, returned: Tensor, made: list[tuple[str, Tensor]]) -> bool:
-        """Whether the head gives what the model returns; a linear head's last layer must itself make it."""
-        try:
-            ours = self.predict(x)
-        except Exception:  # halves that do not even fit
-            return False
-        if isinstance(self.head, LinearHead):
-            own = [output for name, output in made if name == self._readout_name()]
-            if len(own) != 1 or own[0] is not returned:
-                return False
-        same = returned.shape == ours.shape
-        return same and torch.allclose(returned, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-    def _what_differs(self, returned: Tensor, made: list[tuple[str, Tensor]]) -> str:
-        own = self._readout_name()
-        makers = [name for name, output in made if output is returned and name != own]
-        if makers:
-            return f"the model's outputs come from {makers[0]}, not from {own}: cut there with at={makers[0]!r}"
-        if any(name == own and output.shape == (*returned.shape, 1) for name, output in made):
-            return _squeezed(returned)
-        return (
-            f"trunk and head do not add up to the model at {own or 'the cut'}: something follows the last linear layer,"
-            " or it is called several times. Return what that layer gives (CrossEntropy() takes logits, not"
-            " probabilities), or take what follows into the head with head=ReverseModeHead, or cut elsewhere with"
-            " at=..., or build Split(trunk, head) by hand"
-        )
-
-    def _readout_name(self) -> str | None:
-        """The model's name for the linear head's last layer."""
-        layers = self.head.layers[-1:] if isinstance(self.head, LinearHead) else ()
-        return next((name for name, module in self.model.named_modules() if module in layers), None)
+        joined = isinstance(self.model, _Joined)
+        return None if joined else disagreement(self.model, self.head, self.predict, x)
 
     def _params(self, *roles: Role) -> Params:
         held = self.roles
@@ -317,29 +277,6 @@ def _no_closed_form(name: str, layer: nn.Module) -> str:
         f"the last linear layer, {name} ({type(layer).__name__}), has a forward or a weight of its own making, for"
         f" which there is no closed form: say at={name!r} to have it differentiated by reverse mode"
     )
-
-
-def _squeezed(returned: Tensor) -> str:
-    shape = tuple(returned.shape)
-    return (
-        f"the model returns outputs of shape {shape}, without a last dimension: let it return {(*shape, 1)}, without"
-        " squeeze, and give targets of that shape"
-    )
-
-
-def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, list[tuple[str, Tensor]]]:
-    """What the model returns, and what its linear layers give on the way, by name."""
-    made: list[tuple[str, Tensor]] = []
-    handles = [
-        layer.register_forward_hook(lambda *call, name=name: made.append((name, call[-1])))
-        for name, layer in linears(model).items()
-    ]
-    try:
-        with torch.no_grad():
-            return model(*(x if isinstance(x, tuple) else (x,))), made
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _policy(tied: Tied | str | None) -> Tied | None:
