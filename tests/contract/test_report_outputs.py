@@ -250,6 +250,7 @@ class TestBadInput:
         with pytest.raises(RunError, match=r"cannot make the folder .*file/below"):
             write_figures(*folders, tmp_path / "file" / "below", "e", (small(),))
 
+    @pytest.mark.parametrize("content", CORRUPT.values(), ids=CORRUPT.keys())
     def test_a_report_that_cannot_be_read_is_named_and_the_rest_is_shown(self, folders, content):
         runs, results = folders
         write_run(runs, report_json("e", "a", 1))
