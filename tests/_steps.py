@@ -8,10 +8,11 @@ from splitfg import (
     Estimate,
     Stats,
 )
-from splitfg.recipes import SGD, Adam, AdamW, LaggedRMS, Muon
+from splitfg.recipes import SGD, Adam, AdamL2, AdamW, LaggedRMS, Muon
 
 RECIPES = {
     "adam": Adam(lr=0.1),
+    "adam_l2": AdamL2(lr=0.1, weight_decay=0.3),
     "adamw": AdamW(lr=0.1, weight_decay=0.3),
     "sgd": SGD(lr=0.1),
     "sgd_momentum": SGD(lr=0.1, momentum=0.9),

@@ -34,7 +34,7 @@ from splitfg.experiments.images_memory.run import make_step
 from splitfg.experiments.images_memory.run import run as run_memory
 from splitfg.experiments.spec import Cell, Paired
 from splitfg.learners import CapturedLearner
-from splitfg.recipes import Adam, AdamW, ForwardForwardMethod
+from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
 from splitfg.runs import RunError, RunFolder, execute, override, to_json
 
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ class TestPresets:
             assert (config.batch, config.max_norm, config.optimizer.lr) == (128, 1.0, 1e-3)
             assert config.warmup == (300 if config.dataset == "cifar100" else 200)
             assert config.horizon == (ABLATION if preset.name.startswith(("flat", "naive")) else FULL)
-        assert EXPERIMENT.preset("cifar100-split_fg").config.optimizer == AdamW(lr=1e-3, weight_decay=5e-4)
+        assert EXPERIMENT.preset("cifar100-split_fg").config.optimizer == AdamL2(lr=1e-3, weight_decay=5e-4)
         assert {EXPERIMENT.preset(f"{s.dataset}-split_fg").config.rho for s in SETTINGS} == {1.0}
 
     def test_seeds_are_the_papers(self):

@@ -13,7 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from splitfg import Backprop, CheckpointedBackprop, FrozenTrunk, SplitFG
+from splitfg import (
+    Backprop,
+    CheckpointedBackprop,
+    EvolutionStrategy,
+    ForwardGradient,
+    ForwardMode,
+    FrozenTrunk,
+    SplitFG,
+)
 from splitfg._split import Role
 from splitfg.data import Windows, load_tokens
 from splitfg.experiments._peaks import savings
@@ -22,12 +30,12 @@ from splitfg.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Langua
 from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language._memory import explaining_memory, fitting_chunk
 from splitfg.experiments.language._validate import Validation, perplexity
-from splitfg.experiments.language_cost.run import parse, slowdowns
+from splitfg.experiments.language_cost.run import Variant, parse, slowdowns
 from splitfg.experiments.language_energy.run import energy
 from splitfg.learners import CapturedLearner
 from splitfg.learners.ngram import InterpolatedBigram, Unigram
 from splitfg.models import PRESETS
-from splitfg.recipes import FrozenMethod, PureFGMethod, SplitFGMethod
+from splitfg.recipes import SGD, FrozenMethod, PureFGMethod, SplitFGMethod
 from splitfg.runs import RunError, override, to_json
 
 CPU = torch.device("cpu")
@@ -155,14 +163,14 @@ class TestEnergy:
 
 class TestCost:
     def test_variants_are_what_their_names_say(self):
-        assert parse("backprop", 256) == (Backprop(), 256)
-        assert parse("backprop-both", 256) == (CheckpointedBackprop(closed_head=True), 256)
-        assert parse("frozen", 256) == (FrozenTrunk(), 256)
-        estimator, block = parse("split_fg-k8-chunk2-block20", 22)
-        assert isinstance(estimator, SplitFG)
-        assert (estimator.K, estimator.engine.chunk, block) == (8, 2, 20)
-        with pytest.raises(RunError, match="no variant is called 'split_fg-k8'"):
-            parse("split_fg-k8", 256)
+        assert parse("backprop", 20) == Variant(Backprop(), 20)
+        assert parse("backprop-both", 20).estimator == CheckpointedBackprop(closed_head=True)
+        assert parse("frozen", 20).estimator == FrozenTrunk()
+        assert parse("split_fg-k8-chunk2-block20", 22) == Variant(SplitFG(8, engine=ForwardMode(2)), 20)
+        assert parse("fg-k4-chunk1-sgd", 22) == Variant(ForwardGradient(4, engine=ForwardMode(1)), 22, SGD(lr=1e-6))
+        assert parse("es-k1", 22).estimator == EvolutionStrategy(1)
+        with pytest.raises(RunError, match="no variant is called 'split_fg'"):
+            parse("split_fg", 20)
 
     def test_ratios_are_to_plain_backprop(self):
         assert slowdowns({"ms/backprop": 2.0, "ms/a": 3.0}) == {"ratio/backprop": 1.0, "ratio/a": 1.5}

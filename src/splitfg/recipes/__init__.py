@@ -17,11 +17,12 @@ from splitfg.recipes._methods import (
     RademacherLaw,
     SplitFGMethod,
 )
-from splitfg.recipes._optimizers import SGD, Adam, AdamW, LaggedRMS, Muon, OptimizerRecipe
+from splitfg.recipes._optimizers import SGD, Adam, AdamL2, AdamW, LaggedRMS, Muon, OptimizerRecipe
 
 __all__ = [
     "SGD",
     "Adam",
+    "AdamL2",
     "AdamW",
     "BackpropMethod",
     "ConditionedLaw",

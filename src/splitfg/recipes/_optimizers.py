@@ -45,6 +45,28 @@ class Adam(OptimizerRecipe):
 
 
 @dataclass(frozen=True)
+class AdamL2(OptimizerRecipe):
+    """Adam whose weight decay is part of the gradient, g + weight_decay θ, and so divided by its running size too."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        refuse(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
+
+    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
+        """:class:`torch.optim.Adam` with a ``weight_decay``."""
+        import torch
+
+        from splitfg.training import parameter_groups
+
+        groups = parameter_groups(split, lr=self.lr, rho=rho)
+        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
 class AdamW(OptimizerRecipe):
     """Adam with decoupled weight decay, which each group's learning rate scales: the trunk's by rho too."""
 

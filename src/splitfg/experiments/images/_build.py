@@ -23,7 +23,7 @@ from splitfg.learners import CapturedLearner
 from splitfg.learners.forward_forward import ForwardForward
 from splitfg.learners.goodness import Contrast, HardNegatives
 from splitfg.learners.hopfield import HopfieldReadout
-from splitfg.recipes import Adam, AdamW, ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
+from splitfg.recipes import Adam, AdamL2, AdamW, ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.runs import RunError
 
 _SYNTHETIC_SIDE, _SYNTHETIC_CLASSES = 8, 10
@@ -138,10 +138,10 @@ def precision(name: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _optimizer(settings: Adam | AdamW, mlp: nn.Module) -> torch.optim.Optimizer:
-    if isinstance(settings, AdamW):
-        return torch.optim.AdamW(mlp.parameters(), settings.lr, settings.betas, settings.eps, settings.weight_decay)
-    return torch.optim.Adam(mlp.parameters(), settings.lr, settings.betas, settings.eps)
+def _optimizer(settings: Adam | AdamL2 | AdamW, mlp: nn.Module) -> torch.optim.Optimizer:
+    make = torch.optim.AdamW if isinstance(settings, AdamW) else torch.optim.Adam
+    decay = 0.0 if isinstance(settings, Adam) else settings.weight_decay
+    return make(mlp.parameters(), settings.lr, settings.betas, settings.eps, decay)
 
 
 def _synthetic() -> Images:

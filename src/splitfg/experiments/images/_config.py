@@ -9,6 +9,7 @@ from splitfg.errors import refuse
 from splitfg.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 from splitfg.recipes import (
     Adam,
+    AdamL2,
     AdamW,
     BackpropMethod,
     EvolutionMethod,
@@ -63,7 +64,7 @@ class ImageTraining:
         | FrozenMethod
     )
     network: FlatNetwork | Backbone | PlainMLP = field(default_factory=FlatNetwork)
-    optimizer: Adam | AdamW = field(default_factory=Adam)
+    optimizer: Adam | AdamL2 | AdamW = field(default_factory=Adam)
     rho: float = 1.0
     steps: int = FULL
     horizon: int = FULL

@@ -15,7 +15,7 @@ from splitfg.experiments.images._networks import FLAT18, RESNET18, Backbone, Fla
 from splitfg.experiments.spec import Preset
 from splitfg.recipes import (
     Adam,
-    AdamW,
+    AdamL2,
     BackpropMethod,
     EvolutionMethod,
     ForwardForwardMethod,
@@ -74,7 +74,7 @@ class ImageSetting:
     flat: str
     backbone: Backbone
     light: FlatNetwork
-    optimizer: Adam | AdamW
+    optimizer: Adam | AdamL2
     warmup: int
     budgets: dict[str, int]
     together: int
@@ -103,7 +103,7 @@ CIFAR100 = ImageSetting(
     "flat100",
     RESNET18,
     FLAT18,
-    AdamW(weight_decay=5e-4),
+    AdamL2(weight_decay=5e-4),
     300,
     {"pure_fg": 2000, "es": 400, "forward_forward": 3000, "predictive_coding": 3000},
     together=16,

@@ -32,7 +32,7 @@ class Sizes:
     """Sizes of a GPT, and how its linear layers begin; the defaults are the paper's ``small8``.
 
     The paper does not say how they begin. With ``torch`` its share of the gradient's energy in the trunk comes out,
-    with ``gpt2`` the perplexities of backprop and of the frozen control do.
+    which ``gpt2`` misses; the frozen control comes out with either.
     """
 
     layers: int = 4

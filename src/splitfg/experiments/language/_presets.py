@@ -41,7 +41,7 @@ VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("t
 VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
 TUNED_BACKPROP = Language(BackpropMethod(), Adam(lr=LR), rho=0.3)
-"""The best of the screening, at one epoch."""
+"""What a prototype found best; to be replaced by the best of the screening once that is run."""
 
 # More tangents than this at once are no faster, and a tangent of small8 takes 12 MiB.
 _TOGETHER = 32

@@ -39,13 +39,14 @@ def recall(config: Language, method: KnnLMMethod, seed: int, run: RunContext) ->
     began = time.perf_counter()
     corpus = load_corpus(config)
     model, tuned = _store(config, method, corpus, seed, run)
-    total, done = 0.0, 0
+    total, done, searching = 0.0, 0, time.perf_counter()
     for x, y in corpus.valid.sweep(_WINDOWS_AT_ONCE):
         total += model.nll(x.to(run.device), y.to(run.device)).double().sum().item()
         done += len(x)
         run.progress(done, len(corpus.valid))
     chosen = model.retrieval
     settings = {"k": chosen.k, "beta": chosen.beta, "smoothing": chosen.smoothing, "tuning_nll": tuned}
+    settings["retrieval_s"] = time.perf_counter() - searching
     return _finished(run, began, total / (len(corpus.valid) * corpus.valid.length), settings)
 
 

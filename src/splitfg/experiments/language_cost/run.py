@@ -7,10 +7,20 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
-from splitfg import Backprop, CheckpointedBackprop, ForwardMode, FrozenTrunk, GradientLearner, SplitFG
+from splitfg import (
+    Backprop,
+    CheckpointedBackprop,
+    EvolutionStrategy,
+    ForwardGradient,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    SplitFG,
+)
 from splitfg.data.device import DeviceWindows
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
@@ -20,7 +30,7 @@ from splitfg.experiments.language import Language
 from splitfg.experiments.language._build import load_corpus, make_split
 from splitfg.experiments.language_cost import Cost
 from splitfg.learners import CapturedLearner
-from splitfg.recipes import Adam, FrozenMethod
+from splitfg.recipes import SGD, Adam, AdamW, FrozenMethod, Muon, OptimizerRecipe
 from splitfg.runs import RunContext, RunError
 
 Step = Callable[[], object]
@@ -28,12 +38,21 @@ Step = Callable[[], object]
 _MIB = 2**20
 # Optimizer state appears in the first step, and a captured step is captured in the fourth.
 _BEFORE, _MEASURED = 3, 2
+_LR = 1e-6
+_OPTIMIZERS: dict[str | None, OptimizerRecipe] = {
+    None: Adam(lr=_LR),
+    "adamw": AdamW(lr=_LR),
+    "sgd": SGD(lr=_LR),
+    "muon": Muon(lr=_LR),
+}
+_TANGENTS = re.compile(r"(split_fg|fg|es)-k(\d+)(?:-chunk(\d+))?(?:-block(\d+))?(?:-(adamw|sgd|muon))?")
 _BACKPROPS: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-chunked": Backprop(closed_head=True),
     "backprop-checkpointed": CheckpointedBackprop(),
     "backprop-both": CheckpointedBackprop(closed_head=True),
 }
+_EXACT: dict[str, Estimator] = {**_BACKPROPS, "frozen": FrozenTrunk()}
 
 
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
@@ -80,22 +99,39 @@ def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Ste
     return step, parameters
 
 
-def parse(name: str, block: int) -> tuple[Estimator, int]:
-    """The estimator that a variant's name says, and the power of two of logits that exist at once.
+@dataclass(frozen=True)
+class Variant:
+    """What a variant's name says: where gradients come from, how they become steps, and how many logits exist at once.
+
+    Attributes:
+        block: A power of two.
+    """
+
+    estimator: Estimator
+    block: int
+    optimizer: OptimizerRecipe = field(default_factory=lambda: Adam(lr=_LR))
+
+
+def parse(name: str, block: int) -> Variant:
+    """The variant of that name; ``block`` is for those that say nothing about it.
 
     Raises:
         RunError: There is no such variant.
     """
-    if name in _BACKPROPS:
-        return _BACKPROPS[name], block
-    if name == "frozen":
-        return FrozenTrunk(), block
-    found = re.fullmatch(r"split_fg-k(\d+)-chunk(\d+)(?:-block(\d+))?", name)
+    if name in _EXACT:
+        return Variant(_EXACT[name], block)
+    found = _TANGENTS.fullmatch(name)
     if found is None:
-        known = ", ".join([*_BACKPROPS, "frozen"])
-        raise RunError(f"no variant is called {name!r}; there are {known} and split_fg-kK-chunkC[-blockB]")
-    K, chunk, own_block = found.groups()
-    return SplitFG(int(K), engine=ForwardMode(int(chunk))), int(own_block or block)
+        others = "split_fg-kK-chunkC[-blockB], fg-kK-chunkC or es-kK, with -adamw, -sgd or -muon behind it if wanted"
+        raise RunError(f"no variant is called {name!r}; there are {', '.join(_EXACT)} and {others}")
+    method, K, chunk, own_block, optimizer = found.groups()
+    engine = ForwardMode(None if chunk is None else int(chunk))
+    estimators: dict[str, Estimator] = {
+        "split_fg": SplitFG(int(K), engine=engine),
+        "fg": ForwardGradient(int(K), engine=engine),
+        "es": EvolutionStrategy(int(K)),
+    }
+    return Variant(estimators[method], int(own_block or block), _OPTIMIZERS[optimizer])
 
 
 def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -108,11 +144,11 @@ def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
     """A variant's training step, and how many parameters the network has."""
-    estimator, block = parse(name, config.block)
-    language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**block)
+    variant = parse(name, config.block)
+    language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**variant.block)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
     windows = DeviceWindows(load_corpus(language).train, batch=config.batch, steps=taken, device=device)
-    learner = GradientLearner(split, estimator, Adam(lr=1e-6).build(split, rho=0.1))
+    learner = GradientLearner(split, variant.estimator, variant.optimizer.build(split, rho=0.1))
     generator = torch.Generator(device).manual_seed(seed)
     parameters = sum(p.numel() for p in split.model.parameters())
     if config.step == "eager":
@@ -127,8 +163,8 @@ def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[
     for _ in range(config.blocks):
         for name, step in steps.items():
             seconds = _timed(step, config.steps, run.device)
-            estimator, _ = parse(name, config.block)
-            jvps = estimator.K if isinstance(estimator, SplitFG) else 0
+            estimator = parse(name, config.block).estimator
+            jvps = estimator.K if isinstance(estimator, SplitFG | ForwardGradient) else 0
             backward = config.steps if name in _BACKPROPS else 0
             run.count(steps=config.steps, seconds=seconds, jvps=jvps * config.steps, trunk_backward=backward)
             blocks[name].append(1e3 * seconds / config.steps)

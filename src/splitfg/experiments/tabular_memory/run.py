@@ -52,8 +52,7 @@ def run(config: TabularMemory, *, seed: int, run: RunContext) -> Mapping[str, fl
         "backprop": Backprop(),
         "checkpointed": CheckpointedBackprop(),
     }
-    # the work space of this thread belongs to all of them
-    _train(config, estimators["split_fg"], data, seed, steps=1)
+    _train(config, estimators[config.warm_up], data, seed, steps=1)
     metrics = {
         "epochs": config.steps * config.batch / len(data.x),
         "resident_mib": torch.cuda.memory_allocated(run.device) / _MIB,
