@@ -185,6 +185,23 @@ class TestOverrides:
         assert forgiving.changes(preset, recorded | {"K": 2}) == ("K=2 (preset: 8)",)
 
 
+class TestRatios:
+    def test_a_ratio_is_that_of_the_means(self):
+        cells = [Cell("a", "accuracy", Paper(0.6), 2, over="b"), Cell("b", "accuracy")]
+        ratio, _ = grid([cells], run("a", 1.0, seed=0), run("a", 3.0, seed=1), run("b", 4.0)).rows[0].cells
+        assert (ratio.text, ratio.value, ratio.paper) == ("0.50", 0.5, "0.6")
+
+    def test_what_is_missing_on_either_side_is_said(self):
+        cells = [Cell("a", "accuracy", over="b"), Cell("b", "accuracy", over="a"), Cell("b", "accuracy", over="b")]
+        states = [c.state for c in grid([cells], run("b", 4.0)).rows[0].cells]
+        assert states == ["not run", "not run", "measured"]
+        assert grid([cells], run("a", 1.0), diverged("b")).rows[0].cells[0].state == "diverged"
+
+    def test_the_run_divided_by_is_part_of_what_the_table_rests_on(self):
+        view = grid([[Cell("a", "accuracy", over="b")]], run("a", 1.0), run("b", 4.0))
+        assert "2 runs" in view.provenance.line
+
+
 class TestDigits:
     def test_a_cell_may_have_digits_of_its_own(self):
         rows = [[Cell("a", "accuracy", Paper(1.25), decimals=2), Cell("b", "accuracy")]]

@@ -45,13 +45,15 @@ class Preset:
 class Cell:
     """One measured number of a table: which preset, which metric of its report, and the paper's value.
 
-    ``decimals`` overrides the table's digits after the point.
+    ``decimals`` overrides the table's digits after the point. With ``over``, the number is the ratio of the means of
+    this preset and that one.
     """
 
     preset: str
     metric: str
     paper: Paper | None = None
     decimals: int | None = None
+    over: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from splitfg.experiments.spec import Cell, Paired, Paper, Table
 from splitfg.report._groups import PresetRuns, Variant, metric_summary
-from splitfg.report._numbers import Summary, difference, measured, quoted, signed
+from splitfg.report._numbers import Summary, difference, measured, number, quoted, signed
 from splitfg.report._paired import PairedTest, holm, p_text, paired_test
 from splitfg.report._provenance import Provenance, provenance
 from splitfg.runs.results import RunRecord
@@ -116,7 +116,7 @@ def _marks(table: Table, groups: Mapping[str, PresetRuns]) -> dict[tuple[str, ..
 
 
 def _runs_behind(table: Table, groups: Mapping[str, PresetRuns]) -> list[RunRecord]:
-    shown = dict.fromkeys(cell.preset for _, _, cell in _cells(table))
+    shown = dict.fromkeys(name for _, _, cell in _cells(table) for name in (cell.preset, cell.over) if name)
     tested = dict.fromkeys(name for _, _, cell in _tests(table) for name in (cell.preset, cell.against))
     everything = [groups[p].runs for p in {**shown, **tested}]
     everything += [variant.runs for p in shown for variant in groups[p].variants]
@@ -163,8 +163,11 @@ def _view_cell(
     group = groups[cell.preset]
     summary = metric_summary(group.runs, cell.metric)
     digits = table.decimals if cell.decimals is None else cell.decimals
-    variants = tuple(_view_variant(v, cell.metric, digits, marks) for v in group.variants)
-    view = replace(_view_value(summary, group, digits), variants=variants)
+    if cell.over is not None:
+        view = _view_ratio(_view_value(summary, group, digits), cell.metric, groups[cell.over], digits)
+    else:
+        variants = tuple(_view_variant(v, cell.metric, digits, marks) for v in group.variants)
+        view = replace(_view_value(summary, group, digits), variants=variants)
     return view if cell.paper is None else _beside_paper(view, cell, cell.paper, table, digits)
 
 
@@ -180,6 +183,15 @@ def _view_value(summary: Summary, group: PresetRuns, decimals: int) -> CellView:
         value=summary.mean,
         forward_only=all(run.report.trunk_backward == 0 for run in group.runs),
     )
+
+
+def _view_ratio(view: CellView, metric: str, other: PresetRuns, decimals: int) -> CellView:
+    """The value over another preset's; what keeps either from being there stands in its place."""
+    reference = _view_value(metric_summary(other.runs, metric), other, decimals)
+    if view.value is None or not reference.value:
+        return view if view.value is None else reference
+    ratio = view.value / reference.value
+    return CellView(number(ratio, decimals), "measured", view.note, value=ratio, forward_only=view.forward_only)
 
 
 _MISSING = CellView("no value", "missing", "the runs did not report this metric")
