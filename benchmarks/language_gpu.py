@@ -86,7 +86,7 @@ COSTS = {
     "swept memory": ["language_cost/depth-*", "language_cost/length-*"],
 }
 MEMORY = ("memory", "swept memory")
-TESTS = ["-p", "no:cacheprovider", "--show-capture=no", "--noconftest", "-ofilterwarnings=default", "tests/gpu"]
+TESTS = ["-p", "no:cacheprovider", "--show-capture=no", "-ofilterwarnings=default", "tests/gpu"]
 
 
 def main() -> None:
@@ -115,9 +115,7 @@ def verify(args: argparse.Namespace) -> None:
 
 def timing(args: argparse.Namespace) -> None:
     """The time of a step, compiled and captured, and in eager code."""
-    _wait([_cli(["run", *COSTS["time"], "--jobs", "1", "--runs", str(args.runs)], _compiling())], 60 * args.minutes)
-    _collect(args)
-    _print(args)
+    _finish([_cli(["run", *COSTS["time"], "--jobs", "1", "--runs", str(args.runs)], _compiling())], args)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -126,24 +124,15 @@ def check(args: argparse.Namespace) -> None:
     checks = [["pytest", "-q", *TESTS], ["benchmarks.language_gpu", "verify", "--out", str(args.out)]]
     jobs = [subprocess.Popen([*python, *command], env=environment, cwd=ROOT) for command in checks]
     jobs += [_cli(["run", *COSTS[what], "--jobs", "1", "--runs", str(args.runs)], environment) for what in MEMORY]
-    _wait(jobs, 60 * args.minutes)
-    _collect(args)
-    _print(args)
+    _finish(jobs, args)
+    if any(job.returncode for job in jobs):
+        sys.exit("a check failed, or had to be stopped")
 
 
 def plans(args: argparse.Namespace) -> None:
     """The pools side by side, each its plans in order, until they are done or the time is up."""
-    deadline, collect_at = time.monotonic() + 60 * args.minutes, 0.0
     with shared_gpu() as environment:
-        jobs = [_pool(pool, args, environment) for pool in args.pools]
-        while any(job.poll() is None for job in jobs) and time.monotonic() < deadline:
-            time.sleep(2)
-            if time.monotonic() > collect_at:
-                _collect(args)
-                collect_at = time.monotonic() + 30
-        _wait(jobs, 0)
-    _collect(args)
-    _print(args)
+        _finish([_pool(pool, args, environment) for pool in args.pools], args)
 
 
 def _pool(text: str, args: argparse.Namespace, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -152,20 +141,31 @@ def _pool(text: str, args: argparse.Namespace, environment: dict[str, str]) -> s
     return _cli(["run", *targets, "--jobs", jobs or "1", "--runs", str(args.runs)], environment)
 
 
-def _wait(jobs: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """Wait for processes; those that take longer are asked to save and stop."""
-    deadline = time.monotonic() + seconds
+def _finish(jobs: Sequence[subprocess.Popen[bytes]], args: argparse.Namespace) -> None:
+    """Wait for processes, collecting what is done; when the time is up they are asked to save and stop."""
+    deadline, collect_at = time.monotonic() + 60 * args.minutes, time.monotonic() + 30
     while any(job.poll() is None for job in jobs) and time.monotonic() < deadline:
-        time.sleep(0.5)
+        time.sleep(1)
+        if time.monotonic() > collect_at:
+            _collect(args)
+            collect_at = time.monotonic() + 30
     for job in jobs:
         if job.poll() is None:
             job.send_signal(signal.SIGTERM)
     for job in jobs:
-        job.wait()
+        try:
+            job.wait(20)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+    _collect(args)
+    _print(args)
 
 
 def _collect(args: argparse.Namespace) -> None:
     """Every finished run into one results file per experiment."""
+    from splitfg.experiments import EXPERIMENTS
+    from splitfg.experiments.spec import identity_in
     from splitfg.runs.folder import RunFolder
     from splitfg.runs.results import add_results
 
@@ -173,7 +173,7 @@ def _collect(args: argparse.Namespace) -> None:
         p for name in ("language", "language_cost", "language_energy") for p in (args.runs / name).rglob("config.json")
     ]
     folders = [RunFolder(path.parent) for path in sorted(configs)]
-    add_results([folder for folder in folders if folder.finished], args.out)
+    add_results([folder for folder in folders if folder.finished], args.out, identity=identity_in(EXPERIMENTS))
 
 
 def _print(args: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ from splitfg.recipes import (
     ConditionedLaw,
     EvolutionMethod,
     FrozenMethod,
+    LaggedRMS,
     MethodRecipe,
     Muon,
     OptimizerRecipe,
@@ -43,7 +44,7 @@ METHODS = (
 
 
 def optimizers(lr: float) -> tuple[OptimizerRecipe, ...]:
-    return Adam(lr), AdamW(lr), SGD(0.1), SGD(0.1, 0.9), Muon(lr)
+    return Adam(lr), AdamW(lr), SGD(0.1), SGD(0.1, 0.9), Muon(lr), LaggedRMS(lr / 10)
 
 
 def made_up_windows(config: GPTConfig, tokens: int) -> Windows:

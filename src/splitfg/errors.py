@@ -16,6 +16,10 @@ class SplitError(ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(f"- {p}" for p in self.problems) if len(problems) > 1 else problems[0])
 
+    def __reduce__(self) -> tuple[type[SplitError], tuple[tuple[str, ...]]]:
+        """Made again from its problems, in another process too."""
+        return type(self), (self.problems,)
+
 
 def refuse(problems: Sequence[str]) -> None:
     """Raise a :class:`SplitError` if there is any problem."""

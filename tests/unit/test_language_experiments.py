@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
+import signal
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,23 +22,25 @@ from splitfg import (
     ForwardGradient,
     ForwardMode,
     FrozenTrunk,
+    SplitError,
     SplitFG,
 )
 from splitfg._split import Role
 from splitfg.data import Windows, load_tokens
-from splitfg.experiments._peaks import savings
+from splitfg.experiments._peaks import in_processes, savings
 from splitfg.experiments._training import Displacement, matmul_precision
 from splitfg.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
 from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.experiments.language._memory import explaining_memory, fitting_chunk
 from splitfg.experiments.language._validate import Validation, perplexity
+from splitfg.experiments.language_cost import Cost
 from splitfg.experiments.language_cost.run import Variant, parse, slowdowns
 from splitfg.experiments.language_energy.run import energy
 from splitfg.learners import CapturedLearner
 from splitfg.learners.ngram import InterpolatedBigram, Unigram
 from splitfg.models import PRESETS
 from splitfg.recipes import SGD, FrozenMethod, PureFGMethod, SplitFGMethod
-from splitfg.runs import RunError, override, to_json
+from splitfg.runs import RunContext, RunError, RunFolder, override, to_json
 
 CPU = torch.device("cpu")
 DATA = Path(os.environ.get("SPLITFG_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -159,6 +163,40 @@ class TestEnergy:
     def test_the_papers_factors_follow_from_its_share(self):
         assert pytest.approx(1.35, abs=0.005) == 1 / 0.74
         assert pytest.approx(6.8, abs=0.05) == 16_108_369 / (3_192_320 * 0.74)
+
+
+def measure_made_up(name: str, config: object, seed: int, device: str) -> dict[str, float]:
+    """Stands for a measurement; found by its name in another process."""
+    if name == "broken":
+        raise SplitError(["it does not compile", "nor does it fit"])
+    if name == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"mib": float(len(name)), "seed": float(seed)}
+
+
+class TestPeaks:
+    @pytest.fixture
+    def context(self, tmp_path):
+        folder = RunFolder(tmp_path / "language_cost" / "made_up" / "seed0")
+        folder.prepare("language_cost", "made_up", 0, Cost())
+        with RunContext(folder, None, device=torch.device("cpu"), emit=lambda event: None) as run:
+            yield run
+
+    def test_what_fails_is_left_out_and_named(self, context, monkeypatch):
+        notes = []
+        monkeypatch.setattr(context, "note", notes.append)
+        found = in_processes(measure_made_up, ("a", "broken"), None, 3, context)
+        assert found == {"mib/a": 1.0, "seed/a": 3.0}
+        assert notes == ["broken was not measured: SplitError: - it does not compile\n- nor does it fit"]
+
+    @pytest.mark.parametrize(("variants", "words"), [(("broken",), "nothing was measured"), (("killed",), "killed")])
+    def test_nothing_at_all_is_no_result(self, context, variants, words):
+        with pytest.raises(RunError, match=words):
+            in_processes(measure_made_up, variants, None, 3, context)
+
+    def test_errors_travel_between_processes(self):
+        error = pickle.loads(pickle.dumps(SplitError(["one", "two"])))
+        assert (error.problems, str(error)) == (("one", "two"), "- one\n- two")
 
 
 class TestCost:

@@ -13,10 +13,13 @@ def added(first: Params, second: Params) -> Params:
     return {**first, **{n: first[n] + g if n in first else g for n, g in second.items()}}
 
 
-def norm(grads: Params) -> Tensor:
-    """The Euclidean norm over all entries together, summed in float32 or wider."""
+def norm(grads: Params, *, like: Tensor | None = None) -> Tensor:
+    """The Euclidean norm over all entries together, summed in float32 or wider.
+
+    That of no entries at all is a zero, on the device of ``like``.
+    """
     if not grads:
-        return torch.zeros(())
+        return torch.zeros(()) if like is None else torch.zeros((), device=like.device)
     values = list(grads.values())
     wide = torch.promote_types(values[0].dtype, torch.float32)
     # one launch for many parameters, and no squares of them in memory

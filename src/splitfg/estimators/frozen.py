@@ -37,5 +37,5 @@ class FrozenTrunk:
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
                 head.u(i, split.h(part_x), part_y)
             exact = head.result()
-            norms = {"u": exact.u.norm(), "head": norm(exact.grads)}
+            norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
             return Estimate(exact.loss, exact.grads, Stats(norms=norms))

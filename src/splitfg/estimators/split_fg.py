@@ -110,7 +110,7 @@ class SplitFG(TangentSettings):
     def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass) -> Estimate:
         exact = head.result()
         check_loss(exact.loss, scores)
-        norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads)}
+        norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         _check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)

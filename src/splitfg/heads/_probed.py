@@ -81,7 +81,7 @@ class ProbedHead(OpaqueHead):
     def _step_for(self, moved: Tensor) -> Tensor:
         """ε for what is moved, a scalar tensor."""
         if self.step is not None:
-            return moved.new_tensor(self.step)
+            return moved.new_full((), self.step)
         relative = float(torch.finfo(moved.dtype).eps ** (1 / 3))
         return relative * (1 + moved.square().mean().sqrt())
 

@@ -13,7 +13,7 @@ from splitfg._split import Role
 from splitfg.errors import SplitError
 from splitfg.estimators._grads import norm
 from splitfg.learners.gradient import GradientLearner
-from splitfg.training._capture import DeviceRates, Replay
+from splitfg.training._capture import DeviceRates, Replay, stream_aside
 from splitfg.training._compiled import Compile, compiled, whole
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
@@ -62,6 +62,7 @@ class CapturedLearner:
         self._dtype, device = first.dtype, first.device
         self._factors = torch.tensor([learner.schedule(i) for i in range(horizon)], device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._aside = stream_aside(device)
         self._no_target = torch.empty(0)
         self._x: Any = None
         self._y: Target | None = None
@@ -142,7 +143,8 @@ class CapturedLearner:
         """The step, about to be captured with this generator or captured with it before."""
         if self._replay is None:
             self._generator = generator
-            self._replay = Replay(self._advance, device=self._counter.device, generator=generator)
+            device = self._counter.device
+            self._replay = Replay(self._advance, device=device, generator=generator, aside=self._aside)
         if generator is not self._generator:
             raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
         return self._replay

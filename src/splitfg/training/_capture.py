@@ -18,6 +18,14 @@ _FLAGS = ("lr", "capturable", "foreach", "fused")
 _WARM_UPS = 3
 
 
+def stream_aside(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream to capture on; ``None`` elsewhere than on a GPU.
+
+    One is enough for a learner: every stream on which matrices are multiplied keeps tens of MiB as work space.
+    """
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
 class Replay(Generic[T]):
     """A function of nothing that changes tensors in place: captured once on a GPU, replayed from then on.
 
@@ -28,15 +36,22 @@ class Replay(Generic[T]):
         function: Reads and writes tensors that stay where they are; no host decision may depend on their values.
         device: Where they are.
         generator: Drawn from by the function; its state can be read and set between calls.
+        aside: The stream it runs on, of :func:`stream_aside`.
     """
 
-    def __init__(self, function: Callable[[], T], *, device: torch.device, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        function: Callable[[], T],
+        *,
+        device: torch.device,
+        generator: torch.Generator,
+        aside: torch.cuda.Stream | None,
+    ) -> None:
         self._function, self._device, self._generator = function, device, generator
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: T | None = None
-        # one for all runs: every stream on which matrices are multiplied keeps tens of MiB as work space
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._aside = aside
 
     @property
     def captured(self) -> bool:
