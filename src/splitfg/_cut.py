@@ -263,12 +263,18 @@ def _graph_module(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
 def _follow_buffers(made: fx.GraphModule, model: nn.Module) -> None:
     """Have the graph read the model's present buffers: it keeps its own references to those it reads by name."""
     present = dict(model.named_buffers())
-    read = [n.target for n in made.graph.nodes if n.op == "get_attr" and n.target in present]
-
-    def refresh(module: nn.Module, _: Any) -> None:
-        for name in read:
-            holder, _, leaf = name.rpartition(".")
-            module.get_submodule(holder)._buffers[leaf] = model.get_buffer(name)
-
+    read = tuple(str(n.target) for n in made.graph.nodes if n.op == "get_attr" and n.target in present)
     if read:
-        made.register_forward_pre_hook(refresh)
+        made.register_forward_pre_hook(_BuffersOf(model, read))
+
+
+class _BuffersOf:
+    """A hook before every call, which a module can be copied and saved with."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        self._model, self._names = model, names
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        for name in self._names:
+            holder, _, leaf = name.rpartition(".")
+            module.get_submodule(holder)._buffers[leaf] = self._model.get_buffer(name)

@@ -248,6 +248,10 @@ def _argument_problems(model: object, at: object, head: object) -> list[str]:
     found = []
     if not isinstance(model, nn.Module):
         found.append(f"the model is a {type(model).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
+    elif isinstance(model, torch.jit.ScriptModule):
+        found.append("the model is scripted, and cannot be cut: split the module that it was made from")
+    elif any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
+        found.append("the model has lazy layers without a shape yet: run one batch through it first")
     if not isinstance(at, str | None):
         found.append(f"at is {at!r}: name the module by a string, such as at={str(at)!r}")
     if isinstance(head, nn.Module):

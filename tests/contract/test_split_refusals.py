@@ -23,6 +23,12 @@ class TestRefusals:
         with pytest.raises(SplitError, match=r"no module named 'out\.fcc'; did you mean out\.fc"):
             split(Deep(), "out.fcc")
 
+    def test_models_that_have_no_shape_yet_or_no_parts_any_more(self):
+        with pytest.raises(SplitError, match="run one batch through it first"):
+            split(nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 3)))
+        with pytest.raises(SplitError, match="the model is scripted"):
+            split(torch.jit.ScriptModule())
+
     def test_no_linear_layer(self):
         with pytest.raises(SplitError, match=r"no nn\.Linear.*at="):
             split(nn.Sequential(nn.Conv1d(2, 2, 1), nn.Flatten()))

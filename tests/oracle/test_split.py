@@ -1,5 +1,8 @@
 """Cutting a model written without us in mind: the same parameters, the same outputs, the same gradient."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from _cuts import BackwardsOrder, Deep, Pooled, built, full_basis, gradient
@@ -259,6 +262,13 @@ class TestBuffers:
         model.scale = torch.full((5,), 3.0, dtype=torch.float64)
         torch.testing.assert_close(s.h(x), 1.5 * before)
         torch.testing.assert_close(s.predict(x), model(x).detach())
+
+    def test_a_traced_cut_can_be_copied_and_the_copy_follows_its_own_model(self):
+        s = split(seeded(self.Scaled), at="second")
+        twin, x = copy.deepcopy(s), noise(3, 4).float()
+        twin.model.scale.mul_(3)
+        torch.testing.assert_close(twin.h(x), 3 * s.h(x))
+        torch.testing.assert_close(pickle.loads(pickle.dumps(s)).h(x), s.h(x))
 
 
 class TestTied:
