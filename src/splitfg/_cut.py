@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
 from torch.func import functional_call
@@ -136,7 +136,7 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     return _ByMode.of(model, trunks), _ByMode.of(model, rests)
 
 
-def _halves(model: nn.Module, name: str, mode: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _halves(model: nn.Module, name: str, mode: bool) -> tuple[_Half, _Half]:
     """Both halves as the model computes them in training (or evaluation) mode."""
     graph = _traced(model, name, mode)
     reader = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
@@ -151,14 +151,14 @@ def _halves(model: nn.Module, name: str, mode: bool) -> tuple[fx.GraphModule, fx
 class _ByMode(nn.Module):
     """A traced half for each mode, since tracing fixes what ``self.training`` was; follows the model's flag."""
 
-    def __init__(self, model: nn.Module, halves: Mapping[bool, fx.GraphModule]) -> None:
+    def __init__(self, model: nn.Module, halves: Mapping[bool, _Half]) -> None:
         super().__init__()
         self.traced = halves[True]
         # Not registered: the model is the whole of which this is a part, and parameters must have one home here.
         self._unregistered = (model, halves[False])
 
     @classmethod
-    def of(cls, model: nn.Module, halves: Mapping[bool, fx.GraphModule]) -> nn.Module:
+    def of(cls, model: nn.Module, halves: Mapping[bool, _Half]) -> nn.Module:
         """One half for both modes where they are the same."""
         return halves[True] if halves[True].code == halves[False].code else cls(model, halves)
 
@@ -229,7 +229,7 @@ def _refuse_other_crossings(later: list[fx.Node], h: fx.Node, name: str) -> None
         raise SplitError([f"what follows {name} also reads {listed}, not h alone: cut where all paths have joined"])
 
 
-def _up_to(model: nn.Module, graph: fx.Graph, h: fx.Node) -> fx.GraphModule:
+def _up_to(model: nn.Module, graph: fx.Graph, h: fx.Node) -> _Half:
     trunk = fx.Graph()
     kept: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -239,42 +239,47 @@ def _up_to(model: nn.Module, graph: fx.Graph, h: fx.Node) -> fx.GraphModule:
         if node is h:
             break
     trunk.output(kept[h])
-    return _graph_module(model, trunk)
+    return _half(model, trunk)
 
 
-def _from(model: nn.Module, graph: fx.Graph, h: fx.Node, later: list[fx.Node]) -> fx.GraphModule:
+def _from(model: nn.Module, graph: fx.Graph, h: fx.Node, later: list[fx.Node]) -> _Half:
     rest = fx.Graph()
     kept = {h: rest.placeholder("h")}
     wanted = set(later) | {n for node in later for n in node.all_input_nodes if n.op == "get_attr"}
     for node in graph.nodes:
         if node in wanted and node is not h:
             kept[node] = rest.node_copy(node, lambda n: kept[n])
-    return _graph_module(model, rest)
+    return _half(model, rest)
 
 
-def _graph_module(model: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+def _half(model: nn.Module, graph: fx.Graph) -> _Half:
     made = fx.GraphModule(model, graph)
     made.graph.eliminate_dead_code()
     made.recompile()
-    _follow_buffers(made, model)
-    return made
-
-
-def _follow_buffers(made: fx.GraphModule, model: nn.Module) -> None:
-    """Have the graph read the model's present buffers: it keeps its own references to those it reads by name."""
     present = dict(model.named_buffers())
     read = tuple(str(n.target) for n in made.graph.nodes if n.op == "get_attr" and n.target in present)
-    if read:
-        made.register_forward_pre_hook(_BuffersOf(model, read))
+    return _Following(model, made, read) if read else made
 
 
-class _BuffersOf:
-    """A hook before every call, which a module can be copied and saved with."""
+class _Following(nn.Module):
+    """A graph that reads the model's present buffers: by itself it keeps references to those it reads by name."""
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        self._model, self._names = model, names
+    def __init__(self, model: nn.Module, traced: fx.GraphModule, buffers: tuple[str, ...]) -> None:
+        super().__init__()
+        self.traced = traced
+        self._unregistered = (model, buffers)  # the model is the whole of which this is a part
 
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        for name in self._names:
+    @property
+    def code(self) -> str:
+        """The graph's."""
+        return self.traced.code
+
+    def forward(self, *inputs: Any) -> Any:
+        model, buffers = self._unregistered
+        for name in buffers:
             holder, _, leaf = name.rpartition(".")
-            module.get_submodule(holder)._buffers[leaf] = self._model.get_buffer(name)
+            self.traced.get_submodule(holder)._buffers[leaf] = model.get_buffer(name)
+        return self.traced(*inputs)
+
+
+_Half: TypeAlias = fx.GraphModule | _Following

@@ -29,11 +29,20 @@ def has_rows(value: Any) -> bool:
     return len(getattr(value, "shape", ())) > 0
 
 
-def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None) -> None:
+def check_batch(
+    split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None, *, tangents: bool = True
+) -> None:
     """Refuse a batch that cannot work, before anything is computed; on failure h is looked at too.
 
     The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound; so
     does the first one after modules have gone from evaluation to training or back.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        generator: What is drawn from, if anything is.
+        tangents: Whether the trunk's parameters are moved to see what happens.
 
     Raises:
         SplitError: With everything that is wrong.
@@ -41,7 +50,7 @@ def check_batch(split: Split, x: Inputs, y: Target, generator: torch.Generator |
     require_split(split)
     if skip_checks():
         return
-    found = _mode_problems(split) + batch_problems(split, x, y, generator)
+    found = _mode_problems(split) + _table_problems(split, tangents) + batch_problems(split, x, y, generator)
     if found:
         raise SplitError(found + _further_problems(split, x, y))
     flags = split.training_flags()
@@ -98,7 +107,7 @@ def _mode_problems(split: Split) -> list[str]:
                 f"{name} ({type(module).__name__}) is random in training mode, so h and J·v would not belong"
                 f" together: call .eval() on it or {cure}"
             )
-    return found + _table_problems(split)
+    return found
 
 
 def _cure_of_randomness(module: nn.Module) -> str | None:
@@ -114,7 +123,7 @@ def _cure_of_randomness(module: nn.Module) -> str | None:
     return None
 
 
-def _table_problems(split: Split) -> list[str]:
+def _table_problems(split: Split, tangents: bool) -> list[str]:
     """Tables whose backward rule is not the derivative of what they compute, or that write to their own weight."""
     found = []
     for name, module in split.trunk.named_modules():
@@ -124,12 +133,12 @@ def _table_problems(split: Split) -> list[str]:
         if module.max_norm is not None:
             found.append(f"{label} shortens its own rows in place: make it with max_norm=None")
         pads = isinstance(module, nn.Embedding) and module.padding_idx is not None  # a bag leaves the row out of h
-        if pads and _moves(split, module.weight):
+        if tangents and pads and _moves(split, module.weight):
             found.append(
                 f"{label} has padding_idx={module.padding_idx}, a row that backprop never trains although h depends on"
                 " it: make it with padding_idx=None and multiply what it gives by (tokens != padding).unsqueeze(-1)"
             )
-        if module.scale_grad_by_freq and _moves(split, module.weight):
+        if tangents and module.scale_grad_by_freq and _moves(split, module.weight):
             found.append(
                 f"{label} divides its gradient by how often a row is read, which is no derivative: make it with"
                 " scale_grad_by_freq=False"

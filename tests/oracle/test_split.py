@@ -266,9 +266,12 @@ class TestBuffers:
     def test_a_traced_cut_can_be_copied_and_the_copy_follows_its_own_model(self):
         s = split(seeded(self.Scaled), at="second")
         twin, x = copy.deepcopy(s), noise(3, 4).float()
-        twin.model.scale.mul_(3)
-        torch.testing.assert_close(twin.h(x), 3 * s.h(x))
-        torch.testing.assert_close(pickle.loads(pickle.dumps(s)).h(x), s.h(x))
+        for other in (twin, pickle.loads(pickle.dumps(s))):
+            torch.testing.assert_close(other.h(x), s.h(x))
+            other.model.scale = 3 * s.model.scale
+            torch.testing.assert_close(other.h(x), 3 * s.h(x))
+            other.model.double()
+            assert other.h(x.double()).dtype == torch.float64
 
 
 class TestTied:

@@ -8,6 +8,7 @@ import pytest
 
 from splitfg.data import DataError, TableSet, describe, load_table, prepare, verify
 from splitfg.data._arff import read_arff
+from splitfg.data._tables import _column
 
 PETS = TableSet(
     name="pets",
@@ -204,3 +205,11 @@ def test_loaders_check_the_kind(tmp_path):
     with pytest.raises(DataError, match="not what this loader reads"):
         load_table("wikipedia", tmp_path)
     assert describe("adult").targets == ("income", "class")
+
+
+def test_words_for_missing_numbers_may_be_categories():
+    frame = pd.DataFrame({"number": ["1", "NA", "3"], "kind": ["NA", "x", "None"]})
+    problems: list[str] = []
+    assert _column(frame["number"], False, problems).isna().tolist() == [False, True, False]
+    assert _column(frame["kind"], True, problems).tolist() == ["NA", "x", "None"]
+    assert not problems

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitfg.data import DataError, Windows
+from splitfg.data.device import DeviceWindows
 
 
 def brute_force(tokens, length):
@@ -69,3 +70,9 @@ def test_what_cannot_be_cut_is_refused(tokens, length, complaint):
 def test_ids_beyond_signed_16_bits_stay_positive():
     x, _ = Windows(np.array([50_256, 50_255, 40_000], np.uint16), 2).step(0, 1)
     assert x.tolist() == [[50_256, 50_255]]
+
+
+def test_ids_that_do_not_fit_a_device_are_refused():
+    wide = Windows(np.array([70_000, 1, 2, 3, 5], dtype=np.int32), 2)
+    with pytest.raises(DataError, match="span 1 to 70000"):
+        DeviceWindows(wide, batch=1, steps=2, device=torch.device("cpu"))

@@ -16,6 +16,7 @@ from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 from splitfg.report._costs import view_costs
 from splitfg.report._groups import PresetRuns, group_runs
 from splitfg.report._provenance import provenance
+from splitfg.report._series import _paper_values
 from splitfg.report._tables import CellView, TableView, view_table
 from splitfg.runs.config import from_json
 from splitfg.runs.record import RunReport
@@ -196,6 +197,16 @@ class TestRatios:
         states = [c.state for c in grid([cells], run("b", 4.0)).rows[0].cells]
         assert states == ["not run", "not run", "measured"]
         assert grid([cells], run("a", 1.0), diverged("b")).rows[0].cells[0].state == "diverged"
+
+    def test_a_ratio_is_no_value_of_its_metric(self):
+        """Neither in figures, nor in footnotes, nor where values compete."""
+        ratio, value = Cell("a", "accuracy", Paper(0.6), over="b"), Cell("b", "accuracy", Paper(4.0))
+        table = Table("t", "T", ("x", "y"), (Row("r", (ratio, value)),))
+        assert _paper_values(replace(EXPERIMENT, tables=(table,))) == {("b", "accuracy"): Paper(4.0)}
+        view = grid([[ratio, Cell("c", "accuracy")]], run("a", 1.0), run("b", 4.0), run("c", 0.1))
+        assert best(view) == []
+        changed = run("a", 1.0, config=config_json(Config(), K=2))
+        assert grid([[ratio]], changed, run("b", 4.0)).footnotes == ()
 
     def test_the_run_divided_by_is_part_of_what_the_table_rests_on(self):
         view = grid([[Cell("a", "accuracy", over="b")]], run("a", 1.0), run("b", 4.0))

@@ -128,7 +128,8 @@ def _paper_lines(experiment: Experiment, preset: Preset) -> Iterator[str]:
         for row in table.rows:
             for cell in row.cells:
                 if isinstance(cell, Cell) and cell.preset == preset.name and cell.paper is not None:
-                    yield f"  paper: {cell.metric} {_paper(cell.paper)}  ({table.title})"
+                    over = "" if cell.over is None else f" over that of {cell.over}"
+                    yield f"  paper: {cell.metric}{over} {_paper(cell.paper)}  ({table.title})"
 
 
 def _paper(paper: Paper) -> str:

@@ -20,6 +20,8 @@ from splitfg.data.specs import TableSet
 
 TABLE = "table.parquet"
 _MISSING = ("?", "")
+_NO_NUMBERS = ("NA", "N/A", "None", "null", "NULL")
+"""Words for a missing number; a category may well be called so."""
 
 
 def build_table(data: TableSet, paths: Sequence[Path], folder: Path, progress: OnProgress) -> Built:
@@ -111,7 +113,7 @@ def _column(column: pd.Series[Any], categorical: bool, problems: list[str]) -> p
     values, present = column, column.notna()
     if not is_numeric_dtype(column.dtype):
         values = column.astype("object")
-        present &= ~values.isin(_MISSING)
+        present &= ~values.isin(_MISSING if categorical else (*_MISSING, *_NO_NUMBERS))
     if categorical:
         text = [_label(v) if there else None for v, there in zip(values, present, strict=True)]
         return pd.Series(text, dtype="object", index=column.index)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitfg.data.errors import DataError
 from splitfg.data.windows import Windows
 
 
@@ -25,9 +26,12 @@ class DeviceWindows:
         self._length = windows.length
         self._count = min(len(windows), batch * steps)
         needed = self._count * windows.length + 1
+        tokens = np.asarray(windows.tokens[:needed])
+        if tokens.dtype != np.uint16 and (tokens.min() < 0 or tokens.max() >= 2**16):
+            raise DataError(f"token ids span {tokens.min()} to {tokens.max()}: on a device they are kept in 16 bits")
         # uint16 has next to no operators on a GPU: the same bits as int16, read back without their sign
-        bits = np.asarray(windows.tokens[:needed], dtype=np.uint16).view(np.int16)
-        self._tokens = torch.from_numpy(bits.copy()).to(device)
+        bits = tokens.astype(np.uint16).view(np.int16)
+        self._tokens = torch.from_numpy(bits).to(device)
         self._lanes = torch.arange(batch, device=device)
         self._offsets = torch.arange(windows.length + 1, device=device)
 

@@ -38,7 +38,7 @@ class Backprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
-        check_batch(split, x, y, generator)
+        check_batch(split, x, y, generator, tangents=False)
         _check_reverse(split)
         return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
@@ -59,7 +59,7 @@ class CheckpointedBackprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
-        check_batch(split, x, y, generator)
+        check_batch(split, x, y, generator, tangents=False)
         _check_reverse(split)
         return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
 

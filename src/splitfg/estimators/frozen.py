@@ -31,7 +31,7 @@ class FrozenTrunk:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
-        check_batch(split, x, y, generator)
+        check_batch(split, x, y, generator, tangents=False)
         with torch.no_grad():
             head = HeadPass(split, y)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):

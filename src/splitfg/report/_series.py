@@ -157,7 +157,7 @@ def _paper_values(experiment: Experiment) -> dict[tuple[str, str], Paper]:
         for table in experiment.tables
         for row in table.rows
         for cell in row.cells
-        if isinstance(cell, Cell) and cell.paper is not None
+        if isinstance(cell, Cell) and cell.paper is not None and cell.over is None
     }
 
 

@@ -110,7 +110,7 @@ def _cells(table: Table) -> list[tuple[int, int, Cell]]:
 
 def _marks(table: Table, groups: Mapping[str, PresetRuns]) -> dict[tuple[str, ...], str]:
     """One dagger per distinct set of overrides, numbered in the order the table shows them."""
-    variants = [v for _, _, cell in _cells(table) for v in groups[cell.preset].variants]
+    variants = [v for _, _, cell in _cells(table) if cell.over is None for v in groups[cell.preset].variants]
     distinct = dict.fromkeys(v.changes for v in variants)
     return {changes: f"†{i}" for i, changes in enumerate(distinct, start=1)}
 
@@ -119,7 +119,8 @@ def _runs_behind(table: Table, groups: Mapping[str, PresetRuns]) -> list[RunReco
     shown = dict.fromkeys(name for _, _, cell in _cells(table) for name in (cell.preset, cell.over) if name)
     tested = dict.fromkeys(name for _, _, cell in _tests(table) for name in (cell.preset, cell.against))
     everything = [groups[p].runs for p in {**shown, **tested}]
-    everything += [variant.runs for p in shown for variant in groups[p].variants]
+    values = dict.fromkeys(cell.preset for _, _, cell in _cells(table) if cell.over is None)
+    everything += [variant.runs for p in values for variant in groups[p].variants]
     return [run for runs in everything for run in runs]
 
 
@@ -235,9 +236,9 @@ def _verdict(ours: float, paper: float, table: Table, decimals: int) -> Verdict:
 
 def _compared_lines(table: Table) -> list[list[tuple[int, int]]]:
     """The cells that compete with each other: those of one row or column, and within it only the same metric."""
-    lines: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    lines: dict[tuple[int, str, str | None], list[tuple[int, int]]] = {}
     for i, j, cell in _cells(table):
-        lines.setdefault((i if table.best_in == "row" else j, cell.metric), []).append((i, j))
+        lines.setdefault((i if table.best_in == "row" else j, cell.metric, cell.over), []).append((i, j))
     return list(lines.values())
 
 
