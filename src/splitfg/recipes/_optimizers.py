@@ -45,8 +45,8 @@ class Adam(OptimizerRecipe):
 
 
 @dataclass(frozen=True)
-class AdamL2(OptimizerRecipe):
-    """Adam whose weight decay is part of the gradient, g + weight_decay θ, and so divided by its running size too."""
+class _DecayedAdam(OptimizerRecipe):
+    """What the two Adams with weight decay share."""
 
     lr: float = 1e-3
     weight_decay: float = 0.01
@@ -57,35 +57,35 @@ class AdamL2(OptimizerRecipe):
         refuse(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """:class:`torch.optim.Adam` with a ``weight_decay``."""
-        import torch
-
+        """Torch's own, over the split's groups."""
         from splitfg.training import parameter_groups
 
         groups = parameter_groups(split, lr=self.lr, rho=rho)
-        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+        return self._class()(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+    @abstractmethod
+    def _class(self) -> type[torch.optim.Adam]:
+        """Torch's class, which says where the decay goes."""
 
 
 @dataclass(frozen=True)
-class AdamW(OptimizerRecipe):
-    """Adam with decoupled weight decay, which each group's learning rate scales: the trunk's by rho too."""
+class AdamL2(_DecayedAdam):
+    """Adam whose weight decay is part of the gradient, g + weight_decay θ, and so divided by its running size too."""
 
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
-
-    def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """:class:`torch.optim.AdamW`."""
+    def _class(self) -> type[torch.optim.Adam]:
         import torch
 
-        from splitfg.training import parameter_groups
+        return torch.optim.Adam
 
-        groups = parameter_groups(split, lr=self.lr, rho=rho)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
+@dataclass(frozen=True)
+class AdamW(_DecayedAdam):
+    """Adam with decoupled weight decay, which each group's learning rate scales: the trunk's by rho too."""
+
+    def _class(self) -> type[torch.optim.Adam]:
+        import torch
+
+        return torch.optim.AdamW
 
 
 @dataclass(frozen=True)
