@@ -12,6 +12,7 @@ import pytest
 
 from splitfg.experiments import EXPERIMENTS, Cell
 from splitfg.experiments.language._presets import tenth
+from splitfg.experiments.language_cost import split_fg
 from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
 from splitfg.report._views import view_report
 from splitfg.runs import RunReport
@@ -36,6 +37,7 @@ RESULTS = {tuple(grid[0]): grid[1:] for grid in tables(README.partition("\n## Re
 TOY = ("classes", "measured ratio", "energy theory", "relative error, %", "standard error, %")
 TABULAR = ("", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield", "Split-FG")
 LEADS = ("Split-FG's lead over", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield")
+TABULAR_MEMORY = ("peak GPU memory, MiB", "epochs", "Backprop", "Split-FG", "MemSave, %")
 LANGUAGE = ("", "10%", "paper", "one epoch", "paper")
 COST = ("", "ms", "against backprop", "peak MiB", "saved")
 
@@ -86,7 +88,7 @@ def check(text: str, experiment: str, preset: str, metric: str, paper: tuple[str
 
 
 def test_tables_of_results_are_those_checked_here():
-    assert set(RESULTS) == {TOY, TABULAR, LEADS, LANGUAGE, COST}
+    assert set(RESULTS) == {TOY, TABULAR, LEADS, TABULAR_MEMORY, LANGUAGE, COST}
 
 
 def test_toy():
@@ -115,11 +117,32 @@ def test_tabular_leads():
     assert RESULTS[LEADS] == rows
 
 
+def test_tabular_memory():
+    (experiment,) = [e for e in EXPERIMENTS if e.name == "tabular_memory"]
+    metrics = ("epochs", "backprop_mib", "split_fg_mib", "memsave_percent")
+    assert len(RESULTS[TABULAR_MEMORY]) == len(experiment.presets)
+    for preset, (label, *cells) in zip(experiment.presets, RESULTS[TABULAR_MEMORY], strict=True):
+        assert label == preset.title
+        for text, metric in zip(cells, metrics, strict=True):
+            assert len(numbers(text)) == 2
+            check(text, "tabular_memory", preset.name, metric)
+
+
 def test_language():
-    names = {"backprop + Adam": "backprop", "frozen trunk": "frozen", "interpolated bigram": "bigram"}
+    names = {
+        "backprop + Adam": "backprop",
+        "backprop, tuned (AdamW, rho = 0.3)": "backprop-tuned",
+        "pure forward gradient + Adam, K = 4": "fg-adam-k4",
+        "frozen trunk": "frozen",
+        "interpolated bigram": "bigram",
+        "Split-FG + AdamW, K = 4, rho = 0.03": "split_fg-adamw",
+        "Split-FG + SGD, K = 4, rho = 0.03": "split_fg-sgd",
+        "conditioned tangents, K = 4, rho = 0.1": "conditioned-rho0.1",
+        "light trunk, K = 4, rho = 0.03": "light-rho0.03",
+    }
     for label, *cells in RESULTS[LANGUAGE]:
-        split_fg = re.match(r"Split-FG, K = (\d+), rho = ([\d.]+)", label)
-        full = f"split_fg-k{split_fg[1]}-rho{split_fg[2]}" if split_fg else names.get(label, label)
+        found = re.match(r"Split-FG, K = (\d+), rho = ([\d.]+)", label)
+        full = f"split_fg-k{found[1]}-rho{found[2]}" if found else names.get(label, label)
         for preset, ours, paper in ((tenth(full) or "", *cells[:2]), (full, *cells[2:])):
             if ours not in NOTHING:
                 check(f"{ours} {paper}", "language", preset, "val_ppl")
@@ -128,12 +151,14 @@ def test_language():
 
 
 def variant(label: str) -> str:
-    tangents = re.fullmatch(r"Split-FG, K = (\d+), (all at once|one by one)", label)
+    tangents = re.fullmatch(r"Split-FG, K = (\d+), (all at once|one by one)(?:, 2\^(\d+) logits)?", label)
     if tangents:
-        return f"split_fg-k{tangents[1]}-chunk{tangents[1] if tangents[2] == 'all at once' else 1}"
+        K, how, block = tangents.groups()
+        return split_fg(int(K), int(K) if how == "all at once" else 1, None if block is None else int(block))
     return {
         "backprop": "backprop",
         "backprop, chunked head": "backprop-chunked",
+        "backprop, checkpointed": "backprop-checkpointed",
         "backprop, checkpointed, chunked head": "backprop-both",
         "frozen trunk": "frozen",
     }[label]

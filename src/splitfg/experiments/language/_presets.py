@@ -40,8 +40,8 @@ BACKPROP_OPTIMIZERS = ("adam", "adamw")
 VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("torch", False), ("torch", True))
 VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
-TUNED_BACKPROP = Language(BackpropMethod(), Adam(lr=LR), rho=0.3)
-"""What a prototype found best; to be replaced by the best of the screening once that is run."""
+TUNED_BACKPROP = Language(BackpropMethod(), AdamW(lr=LR), rho=0.3)
+"""The best of what has been run of the screening."""
 
 # More tangents than this at once are no faster, and a tangent of small8 takes 12 MiB.
 _TOGETHER = 32
@@ -84,7 +84,7 @@ def presets() -> tuple[Preset, ...]:
 COUNTED = ("knn_lm", "unigram", "bigram")
 _SCREENED = {
     "backprop": backprop("adam", LR, 1.0),
-    "backprop-tuned": backprop("adam", LR, 0.3),
+    "backprop-tuned": backprop("adamw", LR, 0.3),
     "fg-adam-k4": pure_fg(4.5e-4),
 }
 
