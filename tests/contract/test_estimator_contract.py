@@ -44,6 +44,7 @@ ESTIMATORS = {
     "split_fg_central": lambda: SplitFG(3, engine=CentralDifference()),
     "split_fg_one_sided": lambda: SplitFG(3, engine=OneSidedDifference()),
     "split_fg_parts": lambda: SplitFG(3, micro_batch=2),
+    "split_fg_lean": lambda: SplitFG(3, engine=ForwardMode(chunk=1), lean=True),
     "forward_gradient": lambda: ForwardGradient(3),
     "evolution": lambda: EvolutionStrategy(3),
     "frozen": lambda: FrozenTrunk(),

@@ -23,6 +23,7 @@ from splitfg import (
     ProbedHead,
     Projection,
     ReverseModeHead,
+    Role,
     Split,
     SplitFG,
     SquaredError,
@@ -36,6 +37,7 @@ FORWARD_ONLY = {
     "split_fg_central": SplitFG(3, engine=CentralDifference()),
     "split_fg_one_sided": SplitFG(3, engine=OneSidedDifference()),
     "split_fg_parts": SplitFG(3, micro_batch=2),
+    "split_fg_lean": SplitFG(3, engine=ForwardMode(chunk=1), lean=True),
     "forward_gradient": ForwardGradient(3),
     "evolution": EvolutionStrategy(3),
     "frozen": FrozenTrunk(),
@@ -153,6 +155,39 @@ class TestMemory:
     def test_one_tangent_at_a_time_is_flat_in_k(self):
         few, many = (peak(SplitFG(K, engine=ForwardMode(chunk=1)), 4) for K in (2, 64))
         assert many - few < ACTIVATION / 8
+
+    def test_one_tangent_at_a_time_holds_two_vectors_as_long_as_the_trunk(self):
+        """The tangent and the sum; none of them is copied on the way through the trunk."""
+        width, depth, rows = 48, 12, 4
+        s = mlp_split(*[width] * (depth + 1), 3, dtype=torch.float32)
+        x, y = noise(rows, width, dtype=torch.float32), classes(rows, count=3)
+        with Memory() as memory:
+            SplitFG(4, engine=ForwardMode(chunk=1))(s, x, y, generator=generator())
+        assert 2.0 < memory.peak / (4 * s.count(Role.TRUNK)) < 2.5
+
+    @pytest.mark.parametrize("head", [LinearHead, ReverseModeHead])
+    def test_lean_keeps_the_heads_gradient_and_activations_apart(self, head):
+        """The gradient of a head ten times as large as an activation."""
+        s = Split(nn.Sequential(*[Gains(WIDTH) for _ in range(4)]), head(nn.Linear(WIDTH, ROWS * 10)))
+        x, y = noise(ROWS // 16, WIDTH, dtype=torch.float32), classes(ROWS // 16, count=3)
+
+        def pushed(lean):
+            """Peak bytes while the last tangent is pushed."""
+            seen = []
+
+            class Engine(ForwardMode):
+                def __call__(self, f, params, tangents):
+                    with Memory() as memory:
+                        found = super().__call__(f, params, tangents)
+                    seen.append(outer.live + memory.peak)
+                    return found
+
+            with Memory() as outer:
+                SplitFG(2, engine=Engine(chunk=1), lean=lean)(s, x, y, generator=generator())
+            return seen[-1]
+
+        saved = pushed(False) - pushed(True)
+        assert saved >= 0.99 * 4 * s.count(Role.HEAD)
 
     def test_measured_tangents_are_flat_in_depth(self):
         shallow, deep = (peak(SplitFG(2, engine=CentralDifference(chunk=1)), depth) for depth in (2, 16))

@@ -16,6 +16,7 @@ from _toolkit import (
     noise,
     trunk_names,
 )
+from torch import nn
 
 from splitfg import (
     Backprop,
@@ -27,9 +28,13 @@ from splitfg import (
     ForwardMode,
     FrozenTrunk,
     Gaussian,
+    LinearHead,
     Orthogonal,
+    ProbedHead,
     Projection,
     Rademacher,
+    ReverseModeHead,
+    Split,
     SplitFG,
 )
 from splitfg.tangents import Layout, TangentSource
@@ -156,6 +161,14 @@ ESTIMATORS = {
 }
 
 
+HEADS = {
+    "linear": lambda: LinearHead(nn.Linear(4, 3)),
+    "factored": lambda: LinearHead(nn.Linear(4, 2), nn.Linear(2, 3, bias=False), block=4),
+    "reverse": lambda: ReverseModeHead(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))),
+    "probed": lambda: ProbedHead(nn.Linear(4, 3)),
+}
+
+
 class TestParts:
     """A batch in micro-batches is the same batch."""
 
@@ -190,6 +203,21 @@ class TestParts:
         x, y = noise(4, 3), torch.tensor([-1, -1, 1, 2])
         whole = ESTIMATORS[name]()(s, x, y, generator=generator())
         close(ESTIMATORS[name](micro_batch=2)(s, x, y, generator=generator()).grads, whole.grads)
+
+    @pytest.mark.parametrize("rows", [None, 3])
+    @pytest.mark.parametrize("head", HEADS)
+    def test_lean_is_the_same(self, head, rows):
+        """u before the tangents, the head's gradient after them: the very same numbers."""
+        s = Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()).double(), HEADS[head]().double())
+        x, y = noise(7, 3), torch.tensor([0, 2, 1, 1, 2, 0, 2])
+        plain, lean = (
+            SplitFG(3, engine=ForwardMode(1), micro_batch=rows, lean=lean)(s, x, y, generator=generator())
+            for lean in (False, True)
+        )
+        assert torch.equal(plain.loss, lean.loss)
+        assert torch.equal(plain.stats.scores, lean.stats.scores)
+        assert plain.grads.keys() == lean.grads.keys()
+        assert all(torch.equal(g, lean.grads[name]) for name, g in plain.grads.items())
 
     def test_several_inputs(self):
         s, x, y = awkward_split("several_inputs")

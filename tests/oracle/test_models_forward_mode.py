@@ -99,7 +99,10 @@ def test_tabm_is_the_mean_of_its_members():
     torch.testing.assert_close(trunk(x), torch.stack(members).mean(dim=0))
 
 
-def test_gpt_matches_torchs_own_attention_and_norms():
+@pytest.mark.parametrize("queries", [1, 2, 3, 5, 8])
+def test_gpt_matches_torchs_own_attention_and_norms(queries, monkeypatch):
+    """Whatever number of queries are taken at a time, the last block a shorter one."""
+    monkeypatch.setattr("splitfg.models.gpt._QUERIES", queries)
     trunk = GPT(TINY, generator=generator()).double()
     x = CASES["gpt"][1]
     stream = trunk.token.weight[x] + trunk.position[:5]
@@ -120,6 +123,13 @@ def test_gpt_matches_torchs_own_attention_and_norms():
         gelu = 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))
         stream = stream + F.linear(gelu, block.mlp.out.weight, block.mlp.out.bias)
     torch.testing.assert_close(trunk(x), F.layer_norm(stream, (8,), trunk.norm.weight, trunk.norm.bias))
+
+
+def test_gpt_pushes_tangents_through_blocks_of_queries(monkeypatch):
+    params, tangents, f = prepare("gpt")
+    whole = push(f)(params, tangents)
+    monkeypatch.setattr("splitfg.models.gpt._QUERIES", 2)
+    torch.testing.assert_close(push(f)(params, tangents), whole)
 
 
 def test_gpt_cannot_see_the_future():

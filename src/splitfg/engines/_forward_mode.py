@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from torch.utils import dlpack
 
 from splitfg.errors import refuse
 from splitfg.types import Params, TrunkFunction
@@ -41,10 +43,21 @@ class ForwardMode:
             return pushed
 
         if next(iter(tangents.values())).shape[0] == 1:
-            h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
+            h, dh = push({name: _alone(v.squeeze(0)) for name, v in tangents.items()})
             return h, dh.unsqueeze(0)
         both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
         return both
+
+
+def _alone(tangent: Tensor) -> Tensor:
+    """The same memory as a storage of its own: a tangent that is a part of a larger one would be copied by torch."""
+    if torch.compiler.is_compiling():
+        return tangent
+    try:
+        alone: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tangent))  # type: ignore[attr-defined]
+    except (RuntimeError, BufferError, TypeError):  # not in ordinary memory
+        return tangent
+    return alone
 
 
 def chunk_problems(chunk: int | None) -> list[str]:

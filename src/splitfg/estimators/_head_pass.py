@@ -17,11 +17,13 @@ class HeadPass:
     Args:
         split: The network.
         target: The target of the whole batch: every part is divided by the whole batch's normaliser.
+        lean: Compute u alone until the result is asked for, and the outputs once more for the gradients.
     """
 
-    def __init__(self, split: Split, target: Target) -> None:
-        self._split, self._target = split, target
+    def __init__(self, split: Split, target: Target, *, lean: bool = False) -> None:
+        self._split, self._target, self._lean = split, target, lean
         self._normaliser: Tensor | None = None
+        self._waiting: list[tuple[Tensor, Target]] = []
         self._us: list[Tensor] = []
         self._loss: Tensor | None = None
         self._grads: Params = {}
@@ -36,13 +38,20 @@ class HeadPass:
         """The whole batch's loss, u (parts joined) and head gradients under the model's names."""
         assert self._loss is not None
         check_loss(self._loss)
+        for h, target in self._waiting:
+            self._grads = added(self._grads, self._split.head(h, target, self._normaliser).grads)
         return HeadGradient(self._loss, torch.cat(self._us), self._split.named_head_grads(self._grads))
 
     def _take(self, h: Tensor, target: Target) -> None:
         check_h(self._split, h, self._target)
         if self._normaliser is None:
             self._normaliser = self._split.head.normaliser(h, self._target)
-        part = self._split.head(h, target, self._normaliser)
-        self._us.append(part.u)
-        self._loss = part.loss if self._loss is None else self._loss + part.loss
-        self._grads = added(self._grads, part.grads)
+        if self._lean:
+            loss, u = self._split.head.u(h, target, self._normaliser)
+            self._waiting.append((h, target))
+        else:
+            part = self._split.head(h, target, self._normaliser)
+            loss, u = part.loss, part.u
+            self._grads = added(self._grads, part.grads)
+        self._us.append(u)
+        self._loss = loss if self._loss is None else self._loss + loss

@@ -39,7 +39,12 @@ class SplitFG(TangentSettings):
         engine: How J v is found, and how many tangents ride together.
         combine: How K scores become a gradient.
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+        lean: Take u alone before the tangents and the head's gradients after them: the head's outputs are computed
+            once more, and its gradients never lie in memory beside a tangent and its activations. The estimate is the
+            same.
     """
+
+    lean: bool = False
 
     def __call__(
         self,
@@ -66,7 +71,7 @@ class SplitFG(TangentSettings):
             layout = Layout.of(params)
             source = self.source(layout, generator)
             guess = _flat_guess(layout, params, prediction, split)
-            head = HeadPass(split, y)
+            head = HeadPass(split, y, lean=self.lean)
             flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
             return self._assembled(layout.unflatten(flat), scores, head)
 

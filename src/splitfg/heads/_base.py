@@ -16,7 +16,7 @@ class Head(nn.Module, ABC):
     """Maps h to the loss, and gives the loss, u = dL/dh and its own gradient back without touching the trunk.
 
     ``head(h, target)`` returns a :class:`~splitfg.types.HeadGradient` computed on the current parameters,
-    with no autograd tape left behind. Subclasses fill in the abstract methods and override nothing else.
+    with no autograd tape left behind. Subclasses fill in the abstract methods, and ``_u`` where it can be cheaper.
 
     Args:
         loss: The loss on the outputs.
@@ -49,6 +49,11 @@ class Head(nn.Module, ABC):
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
         """Loss, u and gradients, for the given normaliser N."""
 
+    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and u alone, for the given normaliser N; to be overridden where that takes less."""
+        exact = self._exact(h, target, normaliser)
+        return exact.loss, exact.u
+
     def forward(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> HeadGradient:
         """The loss, u = dL/dh and the gradient of the head's parameters.
 
@@ -58,11 +63,17 @@ class Head(nn.Module, ABC):
             normaliser: N of the whole batch, where this is only a part of it.
         """
         with torch.no_grad():
-            h = h.detach()
-            _require_a_row_each(h, target)
-            if normaliser is None:
-                normaliser = self.normaliser(h, target)
-            return self._exact(h, target, normaliser)
+            return self._exact(*self._prepared(h, target, normaliser))
+
+    def u(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss and u = dL/dh, for :meth:`forward`'s arguments, without a gradient as large as the parameters."""
+        with torch.no_grad():
+            return self._u(*self._prepared(h, target, normaliser))
+
+    def _prepared(self, h: Tensor, target: Tensor, normaliser: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        h = h.detach()
+        _require_a_row_each(h, target)
+        return h, target, normaliser if normaliser is not None else self.normaliser(h, target)
 
     def predict(self, h: Tensor) -> Tensor:
         """The outputs on the current parameters."""

@@ -74,17 +74,26 @@ class LinearHead(Head):
         return h
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
+        params = self.params()
+        sums = _Sums(params)
+        loss, u = self._differentiated(h, target, normaliser, sums)
+        return HeadGradient(loss, u, sums.cast_like(params))
+
+    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+        return self._differentiated(h, target, normaliser, _Sums({}))
+
+    def _differentiated(self, h: Tensor, target: Tensor, normaliser: Tensor, sums: _Sums) -> tuple[Tensor, Tensor]:
+        """Loss and u, collecting the gradients that have a place among the sums."""
         flat, target = h.reshape(-1, h.shape[-1]), self.output_loss.fold(target, self.out_features)
         params, u = self.params(), torch.empty_like(h, memory_format=torch.contiguous_format).view_as(flat)
-        sums, losses, cut = _Sums(params), [], tiles(len(flat), self.out_features, self.block)
+        losses, cut = [], tiles(len(flat), self.out_features, self.block)
         for part in cut.rows:
             read = self._read(params, _rows(flat, part))
             rows = self.output_loss.rows(_rows(target, part), normaliser, self.out_features, _accumulation(h.dtype))
             loss, pulled = self._readout(params, read[-1], rows, cut.columns, sums)
             u[part] = self._pull_back(params, pulled, read, sums)
             losses.append(loss)
-        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        return HeadGradient(loss, u.view(h.shape), sums.cast_like(params))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), u.view(h.shape)
 
     def _read(self, params: Params, rows: Tensor) -> list[Tensor]:
         """What each layer reads."""
@@ -181,7 +190,7 @@ class _Sum:
 
 
 class _Sums:
-    """The layers' gradients, collected block by block of rows."""
+    """The layers' gradients, collected block by block of rows, of the parameters that it is made for."""
 
     def __init__(self, params: Params) -> None:
         self._whole = {name: torch.empty_like(p, dtype=_accumulation(p.dtype)) for name, p in params.items()}
@@ -191,6 +200,8 @@ class _Sums:
         """Add δᵀ x and Σ_n δ_n to a block of a layer's rows."""
         if f"{layer}.bias" in self._whole:
             self._sum(f"{layer}.bias", block).add(delta.sum(dim=0))
+        if f"{layer}.weight" not in self._whole:
+            return
         delta = delta.to(x.dtype)
         for part in aligned(block):
             columns = slice(part.start - block.start, part.stop - block.start)

@@ -19,6 +19,9 @@ from splitfg.models._init import linear
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""
 
+# Queries whose scores exist at once: fewer are slower, more take more memory.
+_QUERIES = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
@@ -82,7 +85,8 @@ def _linear(config: GPTConfig, n: int, m: int, *, writer: bool = False, generato
 class CausalSelfAttention(nn.Module):
     """softmax(Q Kᵀ / √d_head + causal mask) V per head, between a fused qkv layer and a projection.
 
-    Plain matrix products and softmax: fused attention kernels have no forward-mode rule.
+    Plain matrix products and softmax: fused attention kernels have no forward-mode rule. Scores exist for a block of
+    queries at a time, so that memory grows with T and not with T².
     """
 
     def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
@@ -95,10 +99,19 @@ class CausalSelfAttention(nn.Module):
         """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true where a query may not look."""
         split = self.qkv(x).unflatten(-1, (3, self.heads, -1))
         q, k, v = (part.transpose(-3, -2) for part in split.unbind(-3))
-        scores = (q @ k.mT) / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-        y: Tensor = self.proj((weights @ v).transpose(-3, -2).flatten(-2))
+        y: Tensor = self.proj(_attend(q, k, v, future).transpose(-3, -2).flatten(-2))
         return y
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
+    """Softmax attention of q, k, v ``(..., T, d_head)``, some queries at a time, each block over the keys before it."""
+    blocks = []
+    for start in range(0, q.shape[-2], _QUERIES):
+        stop = min(start + _QUERIES, q.shape[-2])
+        scores = (q[..., start:stop, :] @ k[..., :stop, :].mT) / math.sqrt(q.shape[-1])
+        weights = scores.masked_fill(future[start:stop, :stop], -math.inf).softmax(dim=-1)
+        blocks.append(weights @ v[..., :stop, :])
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-2)
 
 
 class FeedForward(nn.Module):

@@ -41,7 +41,7 @@ class Adam(OptimizerRecipe):
         from splitfg.training import parameter_groups
 
         groups = parameter_groups(split, lr=self.lr, rho=rho)
-        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=_fused(split))
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ class _DecayedAdam(OptimizerRecipe):
         from splitfg.training import parameter_groups
 
         groups = parameter_groups(split, lr=self.lr, rho=rho)
-        return self._class()(groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+        fused = _fused(split)
+        return self._class()(
+            groups, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=fused
+        )
 
     @abstractmethod
     def _class(self) -> type[torch.optim.Adam]:
@@ -172,5 +175,10 @@ class Muon(OptimizerRecipe):
                 )
             )
         if rest:
-            parts.append(torch.optim.Adam(rest, lr=self.lr, betas=self.betas, eps=self.eps))
+            parts.append(torch.optim.Adam(rest, lr=self.lr, betas=self.betas, eps=self.eps, fused=_fused(split)))
         return parts[0] if len(parts) == 1 else OptimizerPair(*parts)
+
+
+def _fused(split: Split) -> bool | None:
+    """On a GPU one kernel, which needs no memory beside the moments; elsewhere torch's own choice."""
+    return True if next(split.model.parameters()).is_cuda else None

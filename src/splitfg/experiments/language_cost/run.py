@@ -6,10 +6,11 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from splitfg import (
     Backprop,
@@ -45,7 +46,7 @@ _OPTIMIZERS: dict[str | None, OptimizerRecipe] = {
     "sgd": SGD(lr=_LR),
     "muon": Muon(lr=_LR),
 }
-_TANGENTS = re.compile(r"(split_fg|fg|es)-k(\d+)(?:-chunk(\d+))?(?:-block(\d+))?(?:-(adamw|sgd|muon))?")
+_TANGENTS = re.compile(r"(split_fg|fg|es)-k(\d+)(?:-chunk(\d+))?(?:-block(\d+))?(-lean)?(?:-(adamw|sgd|muon))?")
 _BACKPROPS: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-chunked": Backprop(closed_head=True),
@@ -80,23 +81,46 @@ def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
 
 
 def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
-    """Peak memory of a step, and what of it is neither parameter, gradient nor moment, in MiB."""
+    """Peak memory of a step, and what of it is no vector as long as the parameters, in MiB."""
     with matmul_precision(config.matmul):
-        step, parameters = _warm(name, config, seed, torch.device(device))
+        step, learner = _warm(name, config, seed, torch.device(device))
         torch.cuda.reset_peak_memory_stats(device)
         for _ in range(_MEASURED):
             step()
-    mib = torch.cuda.max_memory_allocated(device) / _MIB
-    return {"mib": mib, "beyond": mib - 4 * 4 * parameters / _MIB}
+    highest = torch.cuda.max_memory_allocated(device)
+    return {"mib": highest / _MIB, "rest": (highest - standing(learner)) / _MIB}
 
 
-def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
-    """The step of a variant, compiled and about to be captured, and how many parameters there are."""
+def standing(learner: GradientLearner) -> int:
+    """Bytes of all vectors as long as parameters: these, gradients, the optimizer's state and a chunk of tangents."""
+    split, estimator = learner.split, learner.estimator
+    trained = split.head_params() if isinstance(estimator, FrozenTrunk) else split.trained_params()
+    state = [s for kept in learner.optimizer.state.values() for s in kept.values() if isinstance(s, Tensor)]
+    found = _bytes(split.model.parameters()) + _bytes(trained.values()) + _bytes(state)
+    if isinstance(estimator, SplitFG | ForwardGradient | EvolutionStrategy):
+        moved = split.trunk_params() if isinstance(estimator, SplitFG) else split.trained_params()
+        found += _together(estimator) * _bytes(moved.values())
+    return found
+
+
+def _together(estimator: SplitFG | ForwardGradient | EvolutionStrategy) -> int:
+    """How many tangents exist at once."""
+    if isinstance(estimator, EvolutionStrategy):
+        return 1
+    return min(estimator.engine.chunk or estimator.K, estimator.K)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, GradientLearner]:
+    """The step of a variant, compiled and about to be captured, and the learner that takes it."""
     gc.collect()
-    step, parameters = _make(name, config, seed, device)
+    step, learner = _make(name, config, seed, device)
     for _ in range(_BEFORE):
         step()
-    return step, parameters
+    return step, learner
 
 
 @dataclass(frozen=True)
@@ -122,12 +146,12 @@ def parse(name: str, block: int) -> Variant:
         return Variant(_EXACT[name], block)
     found = _TANGENTS.fullmatch(name)
     if found is None:
-        others = "split_fg-kK-chunkC[-blockB], fg-kK-chunkC or es-kK, with -adamw, -sgd or -muon behind it if wanted"
+        others = "split_fg-kK-chunkC[-blockB][-lean], fg-kK-chunkC or es-kK, and -adamw, -sgd or -muon behind if wanted"
         raise RunError(f"no variant is called {name!r}; there are {', '.join(_EXACT)} and {others}")
-    method, K, chunk, own_block, optimizer = found.groups()
+    method, K, chunk, own_block, lean, optimizer = found.groups()
     engine = ForwardMode(None if chunk is None else int(chunk))
     estimators: dict[str, Estimator] = {
-        "split_fg": SplitFG(int(K), engine=engine),
+        "split_fg": SplitFG(int(K), engine=engine, lean=lean is not None),
         "fg": ForwardGradient(int(K), engine=engine),
         "es": EvolutionStrategy(int(K)),
     }
@@ -142,19 +166,18 @@ def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"ratio/{name.removeprefix('ms/')}": value / reference for name, value in metrics.items()}
 
 
-def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, int]:
-    """A variant's training step, and how many parameters the network has."""
+def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, GradientLearner]:
+    """A variant's training step, and the learner that takes it."""
     variant = parse(name, config.block)
     language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**variant.block)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
     windows = DeviceWindows(load_corpus(language).train, batch=config.batch, steps=taken, device=device)
     learner = GradientLearner(split, variant.estimator, variant.optimizer.build(split, rho=0.1))
     generator = torch.Generator(device).manual_seed(seed)
-    parameters = sum(p.numel() for p in split.model.parameters())
     if config.step == "eager":
-        return lambda: learner.step(*windows(learner.steps), generator=generator), parameters
+        return lambda: learner.step(*windows(learner.steps), generator=generator), learner
     fast = CapturedLearner(learner, horizon=taken, batches=windows, compile_=compiler(config.step, device))
-    return lambda: fast.step(*fast.batch(fast.steps), generator=generator), parameters
+    return lambda: fast.step(*fast.batch(fast.steps), generator=generator), learner
 
 
 def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[str, float]:
