@@ -15,6 +15,7 @@ from splitfg.models import (
     GPTConfig,
     TabM,
     linear,
+    normal_linear,
     resnet18,
     resnet20,
     toy_trunk,
@@ -98,6 +99,10 @@ def test_layer_and_adapter_initialisation():
     bound = 1 / math.sqrt(400)
     assert layer.weight.abs().max() <= bound
     assert layer.weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    normal = normal_linear(400, 300, generator=generator()).requires_grad_(False)
+    assert normal.weight.std() == pytest.approx(bound, rel=0.02)
+    assert normal.weight.abs().max() > 3 * bound
+    assert not normal.bias.any()
     trunk = TabM(2000, generator=generator()).requires_grad_(False)
     # W ~ N(0, 1/fan_in), some of it beyond what a uniform law of that deviation could give
     for layer in trunk.layers:

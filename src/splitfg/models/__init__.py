@@ -5,7 +5,7 @@ they run under ``torch.func.jvp``, ``torch.func.vmap`` and ``torch.compile``, an
 parameters from an explicit ``torch.Generator``.
 """
 
-from splitfg.models._init import linear
+from splitfg.models._init import linear, normal_linear
 from splitfg.models.gpt import GPT, PRESETS, GPTConfig
 from splitfg.models.mlp import MLP
 from splitfg.models.resnet import FlatTrunk, ResNet, resnet18, resnet20
@@ -21,6 +21,7 @@ __all__ = [
     "ResNet",
     "TabM",
     "linear",
+    "normal_linear",
     "resnet18",
     "resnet20",
     "toy_trunk",

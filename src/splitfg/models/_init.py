@@ -28,6 +28,14 @@ def linear(in_features: int, out_features: int, *, generator: torch.Generator, b
     return layer
 
 
+def normal_linear(in_features: int, out_features: int, *, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with W ~ N(0, 1/in_features) and b = 0."""
+    layer: nn.Linear = skip_init(nn.Linear, in_features, out_features, device=generator.device)
+    nn.init.normal_(layer.weight, std=1 / math.sqrt(in_features), generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def conv(in_channels: int, out_channels: int, *, size: int, stride: int = 1, generator: torch.Generator) -> nn.Conv2d:
     """A square convolution without bias that keeps the image size at stride 1, W ~ U(±1/√fan_in)."""
     layer: nn.Conv2d = skip_init(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -19,19 +19,27 @@ class MLP(nn.Module):
     Args:
         features: Number of input features n.
         widths: Width of every layer; the default is the n-128-128 network of the tabular baselines.
-        generator: Source of the initial parameters, W, b ~ U(±1/√fan_in).
+        generator: Source of the initial parameters.
+        layer: Makes a layer; by default W, b ~ U(±1/√fan_in).
 
     Attributes:
         sizes: ``(features, *widths)``.
         layers: The linear layers, in order.
     """
 
-    def __init__(self, features: int, *, widths: Sequence[int] = (128, 128), generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        features: int,
+        *,
+        widths: Sequence[int] = (128, 128),
+        generator: torch.Generator,
+        layer: Callable[..., nn.Linear] = linear,
+    ) -> None:
         super().__init__()
         self.sizes = (features, *widths)
         if len(self.sizes) < 2 or min(self.sizes) < 1:
             raise ValueError(f"an MLP needs at least one layer and positive sizes, got {self.sizes}")
-        self.layers = nn.ModuleList(linear(n, m, generator=generator) for n, m in pairwise(self.sizes))
+        self.layers = nn.ModuleList(layer(n, m, generator=generator) for n, m in pairwise(self.sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         """The representation h."""

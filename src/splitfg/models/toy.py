@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from splitfg.models._init import normal_linear
 from splitfg.models.mlp import MLP
 
 FEATURES = 16
@@ -13,6 +14,6 @@ WIDTHS = (32, 32)
 def toy_trunk(*, generator: torch.Generator) -> MLP:
     """The 16-32-32 ReLU MLP with P_trunk = 1,600 parameters: x ``(B, 16)`` to h ``(B, 32)``.
 
-    A linear head with C classes on top of it has 33 C parameters.
+    W ~ N(0, 1/fan_in) and b = 0. A linear head with C classes on top of it has 33 C parameters.
     """
-    return MLP(FEATURES, widths=WIDTHS, generator=generator)
+    return MLP(FEATURES, widths=WIDTHS, generator=generator, layer=normal_linear)

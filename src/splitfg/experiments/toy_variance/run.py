@@ -11,7 +11,7 @@ from torch import Tensor
 from splitfg import Backprop, CrossEntropy, ForwardGradient, LinearHead, Split, SplitFG, SquaredError, theory
 from splitfg.estimators import Estimator
 from splitfg.experiments.toy_variance import ToyVariance
-from splitfg.models import linear, toy_trunk
+from splitfg.models import normal_linear, toy_trunk
 from splitfg.runs import RunContext
 from splitfg.tangents import Layout
 from splitfg.types import Params
@@ -34,7 +34,7 @@ def make(config: ToyVariance, generator: torch.Generator) -> tuple[Split, Tensor
     trunk = toy_trunk(generator=generator)
     classify = config.loss == "cross_entropy"
     loss = CrossEntropy() if classify else SquaredError()
-    head = LinearHead(linear(32, config.classes, generator=generator), loss=loss)
+    head = LinearHead(normal_linear(32, config.classes, generator=generator), loss=loss)
     x = torch.randn(config.batch, 16, generator=generator, device=device)
     if classify:
         y = torch.randint(0, config.classes, (config.batch,), generator=generator, device=device)
