@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
             "cross_entropy",
             "toy-variance",
             "Trunk-coordinate variance of Split-FG over pure forward gradient, cross-entropy",
-            "The ratios depend on the initialisation, of which the paper says nothing (ours: W ~ N(0, 1/fan_in), b = 0)."
+            "The ratios depend on the initialisation, of which the paper says nothing (here W ~ N(0, 1/fan_in))."
             " What must match is measured against theory, within two standard errors of the draws.",
         ),
         _table(
