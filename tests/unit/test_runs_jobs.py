@@ -1,8 +1,12 @@
-"""Processes that end without a word: what is said of them."""
+"""Processes that end without a word, or in a way nobody planned: what is said of them, and that others go on."""
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -55,3 +59,69 @@ def test_a_process_can_say_that_it_was_refused(folder: RunFolder, refused: bool)
     event = {"event": "failed", "run": folder.name, "message": "no", "refused": refused}
     outcome = run_code(folder, f"import json; print(json.dumps({event!r}))")
     assert outcome == Outcome(folder.name, "failed", "no", refused=refused)
+
+
+SAYS_DONE = """
+import json, sys
+print(json.dumps({"event": "finished", "run": sys.argv[1], "status": "done", "metrics": {"loss": 1.0}, "message": ""}))
+"""
+
+
+def job(folder: RunFolder, code: str) -> Job:
+    return Job(folder, (sys.executable, "-c", code, folder.name))
+
+
+def run_beside(troubled: Job, root: Path) -> tuple[Outcome, list[dict[str, object]]]:
+    """How a job ends, and what is shown, while a job beside it must end well."""
+    healthy = RunFolder.of(root, "tiny", "adam", 1)
+    healthy.path.mkdir(parents=True)
+    shown = io.StringIO()
+    outcomes = run_jobs([troubled, job(healthy, SAYS_DONE)], at_once=1, view=JsonView(shown))
+    assert outcomes[1] == Outcome(healthy.name, "done", "", {"loss": 1.0})
+    return outcomes[0], [json.loads(line) for line in shown.getvalue().splitlines()]
+
+
+def test_a_folder_that_vanished_fails_its_own_job_alone(folder: RunFolder, tmp_path: Path) -> None:
+    shutil.rmtree(folder.path)
+    outcome, shown = run_beside(job(folder, SAYS_DONE), tmp_path)
+    message = f"its folder {folder.path} is gone: run it again to begin anew"
+    assert outcome == Outcome(folder.name, "failed", message)
+    assert shown[0] == {"event": "failed", "run": folder.name, "message": message}
+
+
+def test_a_command_that_is_not_there_fails_its_own_job_alone(folder: RunFolder, tmp_path: Path) -> None:
+    outcome, _ = run_beside(Job(folder, (str(tmp_path / "nothing"),)), tmp_path)
+    assert outcome.status == "failed"
+    assert outcome.message.startswith("cannot be run: ")
+    assert outcome.message.endswith(f"`splitfg resume {folder.path}` tries again")
+
+
+def test_a_line_beyond_all_bounds_ends_its_process(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splitfg.runs.jobs._LINE_BYTES", 1000)
+    code = f"""
+import os, time
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+print("x" * 5000, flush=True)
+time.sleep(20)
+"""
+    outcome, _ = run_beside(job(folder, code), tmp_path)
+    assert outcome.status == "failed"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("line", ['{"event": "progress", "ru', "hello", "3", "[]", "{}", '{"event": "note"}', "\\xff"])
+def test_a_line_that_is_no_event_is_passed_over(folder: RunFolder, tmp_path: Path, line: str) -> None:
+    code = f"import sys; sys.stdout.buffer.write(b'{line}\\n'); sys.stdout.flush()\n{SAYS_DONE}"
+    outcome, shown = run_beside(job(folder, code), tmp_path)
+    assert outcome == Outcome(folder.name, "done", "", {"loss": 1.0})
+    assert [event["event"] for event in shown] == ["finished", "finished"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="every signal of this platform has a name")
+def test_a_signal_without_a_name_is_shown_by_its_number(folder: RunFolder, tmp_path: Path) -> None:
+    number = signal.SIGRTMIN + 1
+    outcome, _ = run_beside(job(folder, f"import os; os.kill(os.getpid(), {number})"), tmp_path)
+    assert outcome == Outcome(folder.name, "failed", f"killed by signal {number}")

@@ -89,15 +89,26 @@ class _Crew:
         async with gate:
             if self._stopping:
                 return Outcome(job.folder.name, "waiting")
-            ending, code = await self._work(job)
+            try:
+                ending, code = await self._work(job)
+            except (OSError, ValueError) as error:  # this job's trouble, not that of the others
+                return self._tell(Outcome(job.folder.name, "failed", _trouble(job.folder, error)))
         outcome = self._judge(job, ending, code)
-        if ending is None:
-            event = "stopped" if outcome.status == "stopped" else "failed"
-            self._view.show({"event": event, "run": outcome.run, "message": outcome.message})
+        return self._tell(outcome) if ending is None else outcome
+
+    def _tell(self, outcome: Outcome) -> Outcome:
+        """Show an ending that the process did not tell itself."""
+        event = "stopped" if outcome.status == "stopped" else "failed"
+        self._view.show({"event": event, "run": outcome.run, "message": outcome.message})
         return outcome
 
     async def _work(self, job: Job) -> tuple[Event | None, int]:
-        """Run the process; the event it ended with, if it came to that, and its exit code."""
+        """Run the process; the event it ended with, if it came to that, and its exit code.
+
+        Raises:
+            OSError: It cannot be started: its folder is gone, say.
+            ValueError: It printed a line beyond all bounds. Whatever is raised, the process is ended.
+        """
         with job.folder.log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *job.command,
@@ -115,12 +126,18 @@ class _Crew:
             return await self._listen(process), await process.wait()
         finally:
             self._working.discard(process)
+            if process.returncode is None:  # nobody listens to it any more
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> Event | None:
         assert process.stdout is not None
         ending: Event | None = None
         async for line in process.stdout:
-            event: Event = json.loads(line)
+            event = _event(line)
+            if event is None:
+                continue
             self._view.show(event)
             if event["event"] in _ENDINGS:
                 ending = event
@@ -129,13 +146,37 @@ class _Crew:
     def _judge(self, job: Job, ending: Event | None, code: int) -> Outcome:
         name = job.folder.name
         if ending is None:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             if self._stopping:
                 return Outcome(name, "stopped", f"{how} before it could save; its last checkpoint is intact")
             return Outcome(name, "failed", f"{how}{_advice(job.folder, code)}")
         if ending["event"] == "finished":
             return Outcome(name, ending["status"], ending["message"], ending["metrics"])
         return Outcome(name, ending["event"], ending["message"], refused=ending.get("refused", False))
+
+
+def _event(line: bytes) -> Event | None:
+    """The event that a line tells; ``None`` for a torn line, and for anything else that was printed."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"event", "run"} <= found.keys() else None
+
+
+def _signal_name(number: int) -> str:
+    """``SIGKILL``; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _trouble(folder: RunFolder, error: OSError | ValueError) -> str:
+    """Why a process could not be started or followed, and what to do."""
+    if not folder.path.is_dir():
+        return f"its folder {folder.path} is gone: run it again to begin anew"
+    return f"cannot be run: {error}; `splitfg resume {folder.path}` tries again"
 
 
 def _advice(folder: RunFolder, code: int) -> str:
