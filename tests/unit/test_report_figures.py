@@ -163,6 +163,15 @@ class TestSvg:
         assert svg is not None
         assert {"Preset a", "Preset b", "frozen: 1234.5", "step", "loss"} <= set(texts(svg))
 
+    def test_a_sweep_may_say_its_fields_and_metrics_in_words(self):
+        plain, worded = (
+            set(texts(draw(figure, run("a")).svg or ""))
+            for figure in (SWEEP, dataclasses.replace(SWEEP, x_label="step scale", labels=("training loss",)))
+        )
+        assert {SWEEP.field, "loss"} <= plain
+        assert {"step scale", "training loss"} <= worded
+        assert not {SWEEP.field, "loss"} & worded
+
     @pytest.mark.parametrize(
         "title", ["$x^2$ {} \\frac", "_hidden {}", "日本語 {}", "a < b & c > {} \"'", '#1b62a5 id="{}"']
     )

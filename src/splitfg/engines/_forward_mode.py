@@ -42,21 +42,22 @@ class ForwardMode:
             pushed: tuple[Tensor, Tensor] = jvp(f, (params,), (tangent,))  # type: ignore[assignment]
             return pushed
 
+        tangents = {name: _alone(v) for name, v in tangents.items()}
         if next(iter(tangents.values())).shape[0] == 1:
-            h, dh = push({name: _alone(v.squeeze(0)) for name, v in tangents.items()})
+            h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
             return h, dh.unsqueeze(0)
         both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
         return both
 
 
-def _alone(tangent: Tensor) -> Tensor:
-    """The same memory as a storage of its own: a tangent that is a part of a larger one would be copied by torch."""
+def _alone(tangents: Tensor) -> Tensor:
+    """The same memory as a storage of its own: tangents that are a part of a larger one would be copied by torch."""
     if torch.compiler.is_compiling():
-        return tangent
+        return tangents
     try:
-        alone: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tangent))  # type: ignore[attr-defined]
+        alone: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tangents))  # type: ignore[attr-defined]
     except (RuntimeError, BufferError, TypeError):  # not in ordinary memory
-        return tangent
+        return tangents
     return alone
 
 

@@ -126,7 +126,7 @@ class Curves:
 class Sweep:
     """A figure of final metrics against a config field: one line per metric, one point per preset.
 
-    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``).
+    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``), ``labels`` are words for the metrics.
     """
 
     key: str
@@ -137,6 +137,8 @@ class Sweep:
     y_label: str = ""
     log_x: bool = True
     log_y: bool = True
+    x_label: str = ""
+    labels: tuple[str, ...] = ()
 
 
 Figure: TypeAlias = Curves | Sweep

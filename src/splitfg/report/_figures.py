@@ -156,7 +156,7 @@ def _draw(axes: Axes, figure: Figure, drawing: Drawing) -> list[tuple[Line2D, st
 def _axis_labels(figure: Figure) -> tuple[str, str]:
     if isinstance(figure, Curves):
         return {"step": "step", "wall_s": "wall time (s)"}[figure.x], figure.metric
-    return figure.field, figure.y_label or ", ".join(figure.metrics)
+    return figure.x_label or figure.field, figure.y_label or ", ".join(figure.labels or figure.metrics)
 
 
 def _draw_curve(axes: Axes, series: Series) -> Line2D:

@@ -67,10 +67,10 @@ def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, Pr
     places, categorical = _places(figure, [groups[name].preset for name in figure.presets])
     printed = _paper_values(experiment)
     series: list[Series] = []
-    for index, metric in enumerate(figure.metrics):
+    for index, (metric, label) in enumerate(zip(figure.metrics, figure.labels or figure.metrics, strict=True)):
         ours = [(x, metric_summary(groups[name].runs, metric)) for x, name in places]
         paper = [(x, printed[name, metric].mean) for x, name in places if (name, metric) in printed]
-        series += [_measured_line(index, metric, ours), _paper_line(index, metric, paper)]
+        series += [_measured_line(index, label, ours), _paper_line(index, label, paper)]
     notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
     return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)
 
@@ -140,15 +140,15 @@ def _name(value: Any) -> str:
     return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
 
 
-def _measured_line(index: int, metric: str, ours: Sequence[tuple[Any, Summary]]) -> Series:
+def _measured_line(index: int, label: str, ours: Sequence[tuple[Any, Summary]]) -> Series:
     points = [(x, s.mean, s.std or 0.0) for x, s in ours if s.mean is not None]
     spread = tuple(std for _, _, std in points)
     x, y = tuple(x for x, _, _ in points), tuple(mean for _, mean, _ in points)
-    return Series(index, metric, x, y, spread if any(spread) else (), style="points")
+    return Series(index, label, x, y, spread if any(spread) else (), style="points")
 
 
-def _paper_line(index: int, metric: str, paper: Sequence[tuple[Any, float]]) -> Series:
-    return Series(index, f"{metric} (paper)", tuple(x for x, _ in paper), tuple(y for _, y in paper), style="paper")
+def _paper_line(index: int, label: str, paper: Sequence[tuple[Any, float]]) -> Series:
+    return Series(index, f"{label} (paper)", tuple(x for x, _ in paper), tuple(y for _, y in paper), style="paper")
 
 
 def _paper_values(experiment: Experiment) -> dict[tuple[str, str], Paper]:

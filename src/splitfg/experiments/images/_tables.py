@@ -205,6 +205,7 @@ def figures() -> tuple[Figure, ...]:
             ("accuracy",),
             "top-1 accuracy, %",
             log_y=False,
+            x_label="K",
         )
         for s in SETTINGS
     )

@@ -225,7 +225,16 @@ def figures() -> tuple[Curves | Sweep, ...]:
             "language-k-time", "Tangent count, by time", tangents, "val_ppl", "wall_s", log_y=True, references=paper
         ),
         Curves("language-k-tuned-steps", "Tangent count at rho = 0.1, 10% budget", tuned, "val_ppl", log_y=True),
-        Sweep("language-k-tuned", "Tangent count at rho = 0.1, 10% budget", tuned, "method.K", ("val_ppl",), "PPL"),
+        Sweep(
+            "language-k-tuned",
+            "Tangent count at rho = 0.1, 10% budget",
+            tuned,
+            "method.K",
+            ("val_ppl",),
+            "PPL",
+            x_label="K",
+            labels=("Split-FG",),
+        ),
         Sweep(
             "language-rho-sweep",
             "The basin of rho, 10% budget",
@@ -233,5 +242,6 @@ def figures() -> tuple[Curves | Sweep, ...]:
             "rho",
             ("val_ppl",),
             "PPL",
+            labels=("Split-FG, K = 4",),
         ),
     )

@@ -19,7 +19,12 @@ BACKPROPS = {
     "backprop-checkpointed": "Backprop, activation checkpointing",
     "backprop-both": "Backprop, chunked head and checkpointing",
 }
-SWEPT = (*BACKPROPS, "frozen", "split_fg-k4-chunk1", "split_fg-k4-chunk4", "split_fg-k4-chunk1-block22-lean")
+SWEPT = BACKPROPS | {
+    "frozen": "Frozen trunk",
+    "split_fg-k4-chunk1": "Split-FG, K = 4, one at a time",
+    "split_fg-k4-chunk4": "Split-FG, K = 4, all at once",
+    "split_fg-k4-chunk1-block22-lean": "Split-FG, K = 4, one at a time, 2^22 logits, lean",
+}
 DEPTHS = (4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024)
 
@@ -81,7 +86,7 @@ class Cost:
 
 
 def _swept(name: str, title: str, model: Sizes) -> Preset:
-    return Preset(name, title, Cost("memory", SWEPT, model, step="eager"))
+    return Preset(name, title, Cost("memory", tuple(SWEPT), model, step="eager"))
 
 
 _ROWS = (  # label, variant, the paper's milliseconds and MiB
@@ -132,6 +137,21 @@ def _table(preset: str, title: str, note: str) -> Table:
     )
 
 
+def _sweep(key: str, title: str, metric: str, field: str, sizes: tuple[int, ...]) -> Sweep:
+    """A metric of all swept variants against the depth or the length of the network."""
+    name = {"layers": "depth", "context": "length"}[field]
+    return Sweep(
+        f"language-{key}",
+        title,
+        tuple(f"{name}-{n}" for n in sizes),
+        f"model.{field}",
+        tuple(f"{metric}/{variant}" for variant in SWEPT),
+        "MiB",
+        x_label={"layers": "layers", "context": "tokens in a window"}[field],
+        labels=tuple(SWEPT.values()),
+    )
+
+
 _NOTE = (
     "All times are taken in one process, in turns; every peak in a process of its own. Peak is"
     " torch.cuda.max_memory_allocated of a step, parameters and optimizer state included; the rest is what is left of"
@@ -158,30 +178,9 @@ EXPERIMENT = Experiment(
         _table("eager", "The same, eager, as the paper measured it", _NOTE),
     ),
     figures=(
-        Sweep(
-            "language-memory-depth",
-            "Peak memory of an eager step against depth",
-            tuple(f"depth-{n}" for n in DEPTHS),
-            "model.layers",
-            tuple(f"mib/{name}" for name in SWEPT),
-            "MiB",
-        ),
-        Sweep(
-            "language-rest-depth",
-            "The same without parameters, gradients, moments and tangents",
-            tuple(f"depth-{n}" for n in DEPTHS),
-            "model.layers",
-            tuple(f"rest/{name}" for name in SWEPT),
-            "MiB",
-        ),
-        Sweep(
-            "language-memory-length",
-            "Peak memory of an eager step against sequence length",
-            tuple(f"length-{n}" for n in LENGTHS),
-            "model.context",
-            tuple(f"mib/{name}" for name in SWEPT),
-            "MiB",
-        ),
+        _sweep("memory-depth", "Peak memory of an eager step against depth", "mib", "layers", DEPTHS),
+        _sweep("rest-depth", "The same without parameters, gradients, moments and tangents", "rest", "layers", DEPTHS),
+        _sweep("memory-length", "Peak memory of an eager step against sequence length", "mib", "context", LENGTHS),
     ),
     smoke=(
         "variants=backprop,backprop-both,frozen,split_fg-k2-chunk1,split_fg-k2-chunk2,fg-k1-chunk1-sgd,es-k1",

@@ -96,6 +96,7 @@ EXPERIMENT = Experiment(
             "classes",
             ("variance_pure", "variance_split"),
             y_label="total variance",
+            labels=("pure forward gradient", "Split-FG"),
         ),
         Sweep(
             "toy-variance-ratio",
@@ -103,7 +104,8 @@ EXPERIMENT = Experiment(
             tuple(f"ce-c{c}" for c in CLASSES),
             "classes",
             ("measured_ratio", "energy_ratio", "count_ratio"),
-            y_label="split / pure",
+            y_label="Split-FG / pure forward gradient",
+            labels=("measured", "gradient energy", "parameter count"),
         ),
     ),
 )
