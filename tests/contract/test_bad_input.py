@@ -1,5 +1,6 @@
 """What cannot work is refused early, all of it in one error, with what to do."""
 
+import numpy as np
 import pytest
 import torch
 from _refusals import ESTIMATORS, every_estimator, linear_split, refused, rows
@@ -274,10 +275,14 @@ class TestSettings:
             make(K)
 
     @pytest.mark.parametrize("make", [SplitFG, ForwardGradient, EvolutionStrategy])
-    @pytest.mark.parametrize("K", [8.0, "8", None])
+    @pytest.mark.parametrize("K", [8.0, "8", None, True, np.True_, torch.tensor(8), torch.tensor(8.0), np.array([8])])
     def test_tangents_are_counted(self, make, K):
         with pytest.raises(SplitError, match="K must be a whole number"):
             make(K)
+
+    @pytest.mark.parametrize("make", [SplitFG, ForwardGradient, EvolutionStrategy])
+    def test_whole_numbers_of_numpy_count(self, make):
+        assert make(np.int64(8), micro_batch=np.int32(2)).K == 8
 
     @pytest.mark.parametrize(
         ("setting", "words"),
@@ -299,7 +304,7 @@ class TestSettings:
         assert all(w in str(caught.value) for w in ("K must", "sigma must", "micro_batch must"))
 
     @pytest.mark.parametrize("make", [FrozenTrunk, Backprop, CheckpointedBackprop])
-    @pytest.mark.parametrize("rows", [0, 2.5])
+    @pytest.mark.parametrize("rows", [0, 2.5, True, torch.tensor(2), torch.tensor(2.0)])
     def test_micro_batch(self, make, rows):
         with pytest.raises(SplitError, match="micro_batch must be at least 1 row"):
             make(micro_batch=rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import index
-from typing import SupportsIndex
+from numbers import Integral
+from typing import TypeGuard
 
 import torch
 
@@ -77,16 +77,21 @@ class ReverseSettings:
 
 def tangent_problems(K: object) -> list[str]:
     """What is wrong with a tangent count."""
-    if not isinstance(K, SupportsIndex):
+    if not _is_count(K):
         return [f"K must be a whole number of tangents, got {K!r}"]
-    return [] if index(K) >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
+    return [] if int(K) >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
 
 
 def micro_batch_problems(rows: object) -> list[str]:
     """What is wrong with a micro-batch size."""
-    if rows is None or (isinstance(rows, SupportsIndex) and index(rows) >= 1):
+    if rows is None or (_is_count(rows) and int(rows) >= 1):
         return []
-    return [f"micro_batch must be at least 1 row (or None for the whole batch), got {rows}"]
+    return [f"micro_batch must be at least 1 row (or None for the whole batch), got {rows!r}"]
+
+
+def _is_count(value: object) -> TypeGuard[Integral]:
+    """Whether a value is a whole number, numpy's included; booleans and tensors would pass for one and are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _kind_problems(name: str, value: object, kind: type) -> list[str]:
