@@ -260,3 +260,15 @@ def test_step_counts_of_every_part_of_an_optimizer_go_to_the_device():
         counts = [state["step"] for part in parts for state in part.state.values()]
         assert counts
         assert {count.device.type for count in counts} == {"meta"}
+
+
+def test_only_what_muon_moves_is_copied():
+    """Adam, which moves the rest, reads its rates from the device."""
+    s = Split(nn.Sequential(nn.Linear(3, 4)), LinearHead(nn.Linear(4, 2)))
+    optimizer = Muon().build(s)
+    rates = DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups])
+    for p in s.model.parameters():
+        p.grad = torch.ones_like(p)
+    rates.step(torch.tensor(0.5))
+    copied = [t.numel() for part in rates._parts for t in getattr(part, "_before", [])]
+    assert copied == [12]

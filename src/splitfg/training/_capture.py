@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -101,7 +101,7 @@ class DeviceRates:
 
     Adam and AdamW read their rates from tensors. Of any other optimizer the step is taken at its full rate and
     then shortened, θ ← θ + factor (θ' - θ): the same step, since it is linear in the rate, at the price of a copy of
-    the parameters.
+    its parameters.
 
     Args:
         optimizer: Adapted in place; :meth:`release` undoes it.
@@ -109,31 +109,54 @@ class DeviceRates:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-        self._optimizer = optimizer
-        self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        self._before: list[Tensor] = []
-        self._kept = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in optimizer.param_groups]
-        self._rates = [torch.tensor(rate, device=self._params[0].device) for rate in rates]
-        self._native = isinstance(optimizer, torch.optim.Adam)
-        for group, rate, lr in zip(optimizer.param_groups, rates, self._rates, strict=True):
-            group["lr"] = lr.clone() if self._native else rate
-            self._adapt(group)
+        parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
+        left = iter(rates)
+        self._parts = [_part_rates(part, [next(left) for _ in part.param_groups]) for part in parts]
 
     def step(self, factor: Tensor) -> None:
         """One step at ``factor`` times the full rates."""
-        if self._native:
-            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-                group["lr"].copy_(rate * factor)
-            self._optimizer.step()
-        else:
-            self._shortened(factor)
+        for part in self._parts:
+            part.step(factor)
 
     def release(self) -> list[dict[str, Any]]:
         """The groups' settings from before, to be written into a checkpoint instead of the adapted ones."""
-        return [dict(kept) for kept in self._kept]
+        return [dict(kept) for part in self._parts for kept in part.kept]
+
+
+def _part_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> _ReadRates | _ShortenedSteps:
+    return (_ReadRates if isinstance(optimizer, torch.optim.Adam) else _ShortenedSteps)(optimizer, rates)
+
+
+class _ReadRates:
+    """Of an optimizer that reads its rates from tensors."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+        self.kept = _adapted(optimizer)
+        self._optimizer = optimizer
+        device = optimizer.param_groups[0]["params"][0].device
+        self._rates = [torch.tensor(rate, device=device) for rate in rates]
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate.clone()
+
+    def step(self, factor: Tensor) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"].copy_(rate * factor)
+        self._optimizer.step()
+
+
+class _ShortenedSteps:
+    """Of an optimizer that knows its rates as numbers alone."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+        self.kept = _adapted(optimizer)
+        self._optimizer = optimizer
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._before: list[Tensor] = []
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     @torch.no_grad()
-    def _shortened(self, factor: Tensor) -> None:
+    def step(self, factor: Tensor) -> None:
         if not self._before:
             self._before = [torch.empty_like(p) for p in self._params]
         torch._foreach_copy_(self._before, self._params)
@@ -142,17 +165,16 @@ class DeviceRates:
         torch._foreach_mul_(self._params, factor)
         torch._foreach_add_(self._params, self._before)
 
-    def _adapt(self, group: dict[str, Any]) -> None:
-        """One kernel for all parameters, and a step count on the device, where the optimizer knows how."""
+
+def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Ask for one kernel and step counts on the device, where the optimizer knows how; gives what was before."""
+    kept = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
         if "capturable" not in group:
-            return
+            continue
         device = group["params"][0].device
         group.update(fused=True, foreach=False, capturable=device.type == "cuda")
-        for state in self._states(group["params"]):
+        for state in (optimizer.state[p] for p in group["params"] if p in optimizer.state):
             if "step" in state:
                 state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
-
-    def _states(self, params: Iterable[Tensor]) -> Iterator[dict[str, Any]]:
-        """What is kept for these parameters, by the optimizer or by those it is made of."""
-        parts = self._optimizer.parts if isinstance(self._optimizer, OptimizerPair) else (self._optimizer,)
-        return (part.state[p] for p in params for part in parts if p in part.state)
+    return kept
