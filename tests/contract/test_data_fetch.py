@@ -217,6 +217,26 @@ def test_only_http_and_https(tmp_path, url):
         get(tmp_path, url)
 
 
+@pytest.mark.parametrize(
+    ("mirror", "complaint"),
+    [
+        ("http://[", "is no address .*looks like https://"),
+        ("http://host:port", "is no address .*looks like https://"),
+        ("htp:/x", "neither http nor https.*looks like https://"),
+        ("", "neither http nor https.*looks like https://"),
+        ("http://", "names no host.*looks like https://"),
+        ("http:///x", "names no host.*looks like https://"),
+        ("http://a b", "is no address that can be asked for"),
+        ("http://" + "a" * 70 + ".org", "is no address that can be asked for"),
+    ],
+)
+def test_a_malformed_mirror_is_told_at_once(tmp_path, monkeypatch, mirror, complaint):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr("time.sleep", lambda _seconds: pytest.fail("a malformed address does not get better"))
+    with pytest.raises(DataError, match=complaint):
+        fetch(file_set("http://127.0.0.1:9/file.bin"), tmp_path, mirror=mirror)
+
+
 def test_redirects_are_followed_but_only_to_http(server, tmp_path):
     server.status["/moved"], server.location = [302], "/file.bin"
     (path,) = get(tmp_path, server.url + "/moved")

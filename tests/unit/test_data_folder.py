@@ -72,6 +72,28 @@ def test_raw_files_are_found_by_the_first_pattern_that_matches(tmp_path):
     assert place.raw(describe("adult")) == [tmp_path / "tabular" / "adult.parquet"]
 
 
+@pytest.mark.parametrize("name", ["adult.CSV", "adult.Parquet", "adult.ARFF"])
+def test_raw_files_may_have_endings_in_capitals(tmp_path, name):
+    (tmp_path / "tabular").mkdir()
+    (tmp_path / "tabular" / name).touch()
+    (tmp_path / "tabular" / "adult.csv").symlink_to("adult.csv")  # leads nowhere: not there
+    assert DataFolder.at(tmp_path).raw(describe("adult")) == [tmp_path / "tabular" / name]
+
+
+def test_small_endings_go_before_capitals(tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in ("cifar-10-binary.TAR.GZ", "cifar-10-binary.tar.gz"):
+        (tmp_path / "images" / name).touch()
+        assert DataFolder.at(tmp_path).raw(describe("cifar10")) == [tmp_path / "images" / name]
+
+
+def test_a_default_folder_that_links_to_itself_is_no_bare_error(monkeypatch, tmp_path):
+    monkeypatch.setattr("splitfg.data._folder._writable", lambda _root: False)
+    (tmp_path / "cache" / "splitfg").mkdir(parents=True)
+    (tmp_path / "cache" / "splitfg" / "data").symlink_to("data")
+    assert DataFolder.at(None).raw(describe("adult")) == []
+
+
 def test_raw_shards_come_together_and_splits_apart(tmp_path):
     (tmp_path / "text").mkdir()
     for name in ("wiki-train.1.u16.xz", "wiki-train.0.u16.xz", "wiki.valid.raw"):

@@ -114,3 +114,42 @@ def test_everything_missing_is_listed(tmp_path):
     with pytest.raises(DataError) as caught, members([tmp_path / "a", tmp_path / "b", tmp_path]):
         pass
     assert len(caught.value.problems) == 2
+
+
+@pytest.mark.parametrize("name", ["x.ZIP", "x.Zip", "x.TGZ", "x.TAR.GZ"])
+def test_endings_of_archives_may_be_in_capitals(tmp_path, name):
+    make = make_zip if name.lower().endswith("zip") else make_tar
+    assert contents(make(tmp_path / name, ENTRIES)) == {"a.txt": b"first", "b.bin": bytes(range(256))}
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz"])
+def test_what_macos_adds_is_no_member(tmp_path, kind):
+    entries = {"a.txt": b"mine", "._a.txt": b"x", ".DS_Store": b"x", "__MACOSX/._a.txt": b"x", "__MACOSX/b.txt": b"x"}
+    path = tmp_path / f"x.{kind}"
+    if kind == "folder":
+        (path / "__MACOSX").mkdir(parents=True)
+        for name, data in entries.items():
+            (path / name).write_bytes(data)
+    else:
+        (make_zip if kind == "zip" else make_tar)(path, entries)
+    assert contents(path) == {"a.txt": b"mine"}
+
+
+def test_links_in_a_circle_add_nothing(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"mine")
+    for name, target in {"self": "self", "there": "back", "back": "there", "folder": "."}.items():
+        (tmp_path / name).symlink_to(target)
+    with members([tmp_path]) as found:
+        assert [member.path for member in found] == [tmp_path / "a.txt"]
+    with pytest.raises(DataError, match="does not exist"):
+        contents(tmp_path / "self")
+
+
+def test_a_zip_with_an_unknown_compression_is_refused(tmp_path):
+    path = make_zip(tmp_path / "x.zip", {"a": b"text" * 50})
+    blob = bytearray(path.read_bytes())
+    blob[8] = blob[blob.index(b"PK\x01\x02") + 10] = 9  # "enhanced deflating", in both headers
+    path.write_bytes(blob)
+    with pytest.raises(DataError, match="compression") as caught:
+        contents(path)
+    assert "unpack it" in caught.value.hint

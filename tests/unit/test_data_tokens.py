@@ -26,14 +26,16 @@ def corpus(count=None, vocabulary=1000, splits=("train",)):
 
 def write_ids(path, ids, dtype="<u2"):
     blob = np.asarray(ids, dtype=dtype).tobytes()
-    path.write_bytes(lzma.compress(blob) if path.name.endswith(".xz") else blob)
+    path.write_bytes(lzma.compress(blob) if path.name.lower().endswith(".xz") else blob)
     return path
 
 
 IDS = [5, 999, 0, 7, 7, 256, 1]
 
 
-@pytest.mark.parametrize("name", ["small-train.u16", "small-train.u16.xz", "anything.bin", "x.train.bin.xz"])
+@pytest.mark.parametrize(
+    "name", ["small-train.u16", "small-train.u16.xz", "anything.bin", "x.train.bin.xz", "X.TRAIN.BIN.XZ"]
+)
 def test_one_file(tmp_path, name):
     prepare(corpus(7), write_ids(tmp_path / name, IDS), tmp_path)
     tokens = load_tokens(corpus(7), "train", tmp_path)
@@ -51,6 +53,15 @@ def test_shards_are_joined_by_number_not_by_name(tmp_path):
     write_ids(source / "small-valid.u16", [9, 9])
     prepare(corpus(), source, tmp_path)
     assert load_tokens(corpus(), "train", tmp_path).tolist() == [n for i in range(12) for n in (i, i + 1)]
+
+
+def test_endings_of_shards_may_be_in_capitals(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for i in range(2):
+        write_ids(source / f"small-train.{i}.U16.XZ", [i, i + 5])
+    prepare(corpus(), source, tmp_path)
+    assert load_tokens(corpus(), "train", tmp_path).tolist() == [0, 5, 1, 6]
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (2, 3), ("a", "b"), (1, "01")])

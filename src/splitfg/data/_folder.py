@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass
@@ -59,10 +60,13 @@ class DataFolder:
         return cls(root, root if _writable(root) else _stand_in(root))
 
     def raw(self, data: DataSet, split: str = "") -> list[Path]:
-        """The files recognised as a data set (or one of its splits), by the first pattern that finds any."""
+        """The files recognised as a data set (or one of its splits), by the first pattern that finds any.
+
+        Where a pattern finds none, its ending may also be in capitals: ``adult.CSV``.
+        """
         for pattern in data.raw:
             for place in (self.root, self.work):
-                found = sorted(place.glob(pattern.replace("{split}", split))) if place.is_dir() else []
+                found = _matching(place, pattern.replace("{split}", split)) if place.is_dir() else []
                 if found:
                     return found
         return []
@@ -71,6 +75,20 @@ class DataFolder:
         """Where a prepared data set (or one of its splits) lies or would lie."""
         below = Path("prepared", data.name, split)
         return self.root / below if (self.root / below).is_dir() else self.work / below
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """The files of a pattern; else those whose endings alone are written otherwise."""
+    otherwise = (path for path in folder.glob(_any_case_ending(pattern)) if not path.match(pattern))
+    return sorted(folder.glob(pattern)) or sorted(otherwise)
+
+
+def _any_case_ending(pattern: str) -> str:
+    """``a.csv`` as ``a.[cC][sS][vV]``."""
+    ending = re.search(r"(\.\w+)*$", pattern)
+    assert ending is not None  # it may be empty
+    letters = (f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in ending[0])
+    return pattern[: ending.start()] + "".join(letters)
 
 
 def _writable(root: Path) -> bool:
@@ -82,5 +100,6 @@ def _writable(root: Path) -> bool:
 
 
 def _stand_in(root: Path) -> Path:
-    key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
-    return cache_folder() / "read-only" / f"{root.resolve().name}-{key}"
+    real = os.path.realpath(root)  # unlike Path.resolve, it lets a link to itself be
+    key = hashlib.sha256(real.encode()).hexdigest()[:12]
+    return cache_folder() / "read-only" / f"{Path(real).name}-{key}"

@@ -77,8 +77,7 @@ def download(url: str, part: Path, progress: OnProgress) -> None:
         TransferError: The transfer failed or stopped early; what arrived stays in ``part``.
         OSError: The file cannot be written.
     """
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise TransferError(f"{url} is neither http nor https", again=False)
+    _require_address(url)
     answer = _ask(url, part)
     done = answer.start
     with answer.stream, part.open("r+b" if answer.start else "wb") as file:
@@ -89,6 +88,20 @@ def download(url: str, part: Path, progress: OnProgress) -> None:
             progress(part.name.removesuffix(".part"), done, answer.total)
     if answer.total is not None and done < answer.total:
         raise TransferError(f"{url}: the connection ended after {done:,} of {answer.total:,} bytes", again=True)
+
+
+def _require_address(url: str) -> None:
+    """Raise a :class:`TransferError` for what is no address of a host on the web."""
+    like = "an address looks like https://example.org/folder"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise TransferError(f"{url} is no address ({error}): {like}", again=False) from error
+    if parts.scheme not in ("http", "https"):
+        raise TransferError(f"{url} is neither http nor https: {like}", again=False)
+    if not host:
+        raise TransferError(f"{url} names no host: {like}", again=False)
 
 
 def _next_block(url: str, stream: IO[bytes]) -> bytes:
@@ -111,6 +124,8 @@ def _ask(url: str, part: Path) -> _Answer:
         raise _refusal(error, part) from error
     except urllib.error.URLError as error:
         raise TransferError(f"{url}: {error.reason}", again=True) from error
+    except (ValueError, http.client.InvalidURL) as error:  # a name or redirect that can never be asked for
+        raise TransferError(f"{url} is no address that can be asked for ({error})", again=False) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransferError(f"{url}: {error}", again=True) from error
     return _understand(url, response, have)

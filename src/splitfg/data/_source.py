@@ -32,10 +32,14 @@ class Member:
     size: int
     open: Callable[[], IO[bytes]]
 
+    def ends_with(self, *endings: str) -> bool:
+        """Whether the name has one of these endings, in small letters or capitals."""
+        return self.name.lower().endswith(endings)
+
 
 @contextmanager
 def members(paths: Sequence[Path]) -> Iterator[list[Member]]:
-    """All files in the given files, folders and archives.
+    """All files in the given files, folders and archives, without those that macOS adds (``__MACOSX/``, ``._NAME``).
 
     Raises:
         DataError: A path does not exist, or an archive is damaged, too large or holds unsafe names.
@@ -67,18 +71,40 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(
             f"{path} is truncated or damaged ({error})", hint="get the file again, or check its checksum"
         ) from error
+    except NotImplementedError as error:  # of zips
+        raise DataError(
+            f"{path} cannot be read ({error})",
+            hint="unpack it with the program that made it, and give the folder instead",
+        ) from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _open(path: Path, stack: ExitStack) -> list[Member]:
     if path.is_dir():
-        return [_plain(file) for file in sorted(path.glob("*")) + sorted(path.glob("*/*")) if file.is_file()]
-    if path.name.endswith(".zip"):
+        return [_plain(file) for file in _files_in(path)]
+    name = path.name.lower()
+    if name.endswith(".zip"):
         return _zip(path, stack.enter_context(zipfile.ZipFile(path)))
-    if path.name.endswith(_TAR):
+    if name.endswith(_TAR):
         return _tar(path, stack.enter_context(tarfile.open(path)))
     return [_plain(path)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The files of a folder and of the folders in it; one that links lead to twice counts once."""
+    listed = sorted(folder.glob("*")) + sorted(folder.glob("*/*"))
+    found: dict[tuple[str, Path], Path] = {}
+    for file in listed:
+        if file.is_file() and not _of_macos(file.relative_to(folder).as_posix()):
+            found.setdefault((file.name, file.resolve()), file)
+    return list(found.values())
+
+
+def _of_macos(name: str) -> bool:
+    """Whether a file holds what macOS keeps beside the files of others."""
+    path = PurePosixPath(name)
+    return "__MACOSX" in path.parts or path.name.startswith("._") or path.name == ".DS_Store"
 
 
 def _plain(path: Path) -> Member:
@@ -94,7 +120,8 @@ def _zip(path: Path, archive: zipfile.ZipFile) -> list[Member]:
     def opener(info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
         return lambda: archive.open(info)
 
-    return [Member(PurePosixPath(i.filename).name, path, i.file_size, opener(i)) for i in entries]
+    kept = [info for info in entries if not _of_macos(info.filename)]
+    return [Member(PurePosixPath(i.filename).name, path, i.file_size, opener(i)) for i in kept]
 
 
 def _tar(path: Path, archive: tarfile.TarFile) -> list[Member]:
@@ -109,7 +136,8 @@ def _tar(path: Path, archive: tarfile.TarFile) -> list[Member]:
 
         return open_member
 
-    return [Member(PurePosixPath(i.name).name, path, i.size, opener(i)) for i in entries]
+    kept = [info for info in entries if not _of_macos(info.name)]
+    return [Member(PurePosixPath(i.name).name, path, i.size, opener(i)) for i in kept]
 
 
 def _refuse_unsafe(path: Path, entries: Sequence[tuple[str, int]]) -> None:

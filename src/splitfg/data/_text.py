@@ -60,7 +60,7 @@ def build_split(
         parts = _belonging(data, split, found)
         writer = TokenWriter(file, data.vocabulary, split.count)
         for part in parts:
-            if part.name.endswith(_LINE_SUFFIXES):
+            if part.ends_with(*_LINE_SUFFIXES):
                 _copy_lines(part, writer, encoding(), progress)
             else:
                 copy_tokens(part, writer, progress)
@@ -73,19 +73,23 @@ def build_split(
 def _belonging(data: TextSet, split: TextSplit, found: Sequence[Member]) -> list[Member]:
     """The files of a split: one file of lines, else token shards in order."""
     if len(found) == 1:
-        return [found[0]] if _split_of_one(data, found[0].name) == split.name else []
-    lines = [m for m in found if any(fnmatch(m.name, pattern) for pattern in split.lines)]
-    shards = [m for m in found if any(fnmatch(m.name, pattern) for pattern in split.tokens)]
+        return [found[0]] if _split_of_one(data, found[0]) == split.name else []
+    lines = [m for m in found if _is_named(m, split.lines)]
+    shards = [m for m in found if _is_named(m, split.tokens)]
     if len(lines) > 1:
         raise DataError(f"more than one file for {data.name} {split.name}: {shorten([m.path for m in lines])}")
     return lines or (in_order(shards) if shards else [])
 
 
-def _split_of_one(data: TextSet, name: str) -> str | None:
+def _is_named(member: Member, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(member.name.lower(), pattern.lower()) for pattern in patterns)
+
+
+def _split_of_one(data: TextSet, member: Member) -> str | None:
     """The split that a single file is taken for."""
-    if not name.endswith((*_LINE_SUFFIXES, *TOKEN_SUFFIXES)):
+    if not member.ends_with(*_LINE_SUFFIXES, *TOKEN_SUFFIXES):
         return None
-    words = {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in _SPLIT_WORDS}
+    words = {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", member.name.lower()) if word in _SPLIT_WORDS}
     if not words and len(data.splits) == 1:
         return data.splits[0].name
     return words.pop() if len(words) == 1 else None

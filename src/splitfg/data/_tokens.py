@@ -41,7 +41,7 @@ def in_order(shards: Sequence[Member]) -> list[Member]:
 
 
 def _number(name: str) -> int | None:
-    stem = name.removesuffix(".xz").rsplit(".", 1)[0]
+    stem = name.lower().removesuffix(".xz").rsplit(".", 1)[0]
     match = re.search(r"(\d+)$", stem)
     return int(match[1]) if match else None
 
@@ -89,7 +89,7 @@ def copy_tokens(shard: Member, into: TokenWriter, progress: OnProgress) -> None:
     Raises:
         DataError: It is truncated, no token file, or not a whole number of tokens.
     """
-    compressed = shard.name.endswith(".xz")
+    compressed = shard.ends_with(".xz")
     done = 0
     with reading(shard.path), shard.open() as raw, lzma.open(raw) if compressed else raw as stream:
         for ids in _ids(shard.name, stream):
