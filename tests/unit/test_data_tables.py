@@ -168,6 +168,29 @@ def test_unreadable_files_are_one_clear_error(tmp_path, name, content, complaint
         prepare(PETS, tmp_path / name, tmp_path)
 
 
+def write_longer_rows(folder, more):
+    header, *rows = FRAME.to_csv(index=False).splitlines()
+    (folder / "pets.csv").write_text("\n".join([header, *(row + more for row in rows)]))
+    return folder / "pets.csv"
+
+
+@pytest.mark.parametrize("more", [",1", ",1,2", ",,"])
+def test_values_without_a_name_are_refused(tmp_path, more):
+    with pytest.raises(DataError, match="more values than its header names columns\nname every column"):
+        prepare(PETS, write_longer_rows(tmp_path, more), tmp_path)
+
+
+def test_a_comma_at_the_end_of_every_row_is_no_column(tmp_path):
+    prepare(PETS, write_longer_rows(tmp_path, ","), tmp_path)
+    assert load_table(PETS, tmp_path).features["legs"].tolist() == [4, 4, 2, 4, 0]
+
+
+def test_a_csv_of_nothing_but_a_header_has_no_rows(tmp_path):
+    (tmp_path / "pets.csv").write_text(",".join(FRAME.columns))
+    with pytest.raises(DataError, match="no rows"):
+        prepare(PETS, tmp_path / "pets.csv", tmp_path)
+
+
 def test_a_folder_is_no_table(tmp_path):
     with pytest.raises(DataError, match="not one table file"):
         prepare(PETS, tmp_path, tmp_path)
@@ -181,6 +204,7 @@ def test_a_folder_is_no_table(tmp_path):
         ("@relation x\n@attribute a {u,v}\n@data\nw\n", "undeclared values: w"),
         ("@relation x\n@attribute a real\n@data\nw\n", "declared numeric"),
         ("@relation x\n@attribute a date\n@data\n1\n", "type 'date'"),
+        ("@relation x\n@attribute a string [0,1]\n@data\n1\n", r"type 'string \[0,1\]'"),
         ("@relation x\n@attribute\n@data\n1\n", "cannot read the attribute"),
         ("a,b\n1,2\n", "not an ARFF header"),
         ("@relation x\n@attribute a real\n", "no @data"),
@@ -199,6 +223,13 @@ def test_arff_quotes(tmp_path):
     assert list(frame.columns) == ["a b", "c"]
     assert frame["a b"].tolist() == ["x, y", "x, y"]
     assert frame["c"].tolist() == ["plain", "?"]  # in quotes it is a value
+
+
+@pytest.mark.parametrize("kind", ["numeric [0,1]", "REAL[0.0, 1.0]", "integer [0, 1]"])
+def test_arff_with_a_byte_order_mark_and_ranges(tmp_path, kind):
+    text = f"@relation x\n@attribute a {kind}\n@data\n1\n?\n2\n"
+    (tmp_path / "x.arff").write_text(text, encoding="utf-8-sig")
+    np.testing.assert_array_equal(read_arff(tmp_path / "x.arff")["a"], [1.0, np.nan, 2.0])
 
 
 def test_loaders_check_the_kind(tmp_path):

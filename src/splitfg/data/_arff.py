@@ -16,6 +16,7 @@ _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _ATTRIBUTE = re.compile(rf"@attribute\s+({_QUOTED}|\S+)\s+(.+)", re.IGNORECASE)
 _VALUE = re.compile(rf"(?:^|,)\s*({_QUOTED}|[^,]*)\s*(?=,|$)")
 _NUMERIC = ("numeric", "real", "integer")
+_RANGE = re.compile(r"\s*\[[^\]]*\]$")
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class _Attribute:
 def read_arff(path: Path) -> pd.DataFrame:
     """A dense ARFF file as a frame: numbers as floats, nominal and string attributes as strings, ``?`` as missing.
 
+    A byte-order mark is passed over, and so is the range of a numeric attribute (``numeric [0, 1]``).
+
     Raises:
         DataError: It is not ARFF, is sparse, or rows do not fit the header.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             attributes = _header(path, file)
             rows = list(_rows(path, file, len(attributes)))
     except UnicodeDecodeError as error:
@@ -64,9 +67,11 @@ def _attribute(path: Path, number: int, text: str) -> _Attribute:
     if kind.startswith("{"):
         values = _split(kind.strip("{} \t"))
         return _Attribute(name, False, frozenset(value for value in values if value is not None))
-    if kind.lower() not in (*_NUMERIC, "string"):
+    if _RANGE.sub("", kind).lower() in _NUMERIC:
+        return _Attribute(name, True, None)
+    if kind.lower() != "string":
         raise DataError(f"{path}, line {number}: attributes of type {kind!r} are not supported")
-    return _Attribute(name, kind.lower() in _NUMERIC, None)
+    return _Attribute(name, False, None)
 
 
 def _rows(path: Path, file: IO[str], width: int) -> Iterator[list[str | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,28 @@ def read_table_file(path: Path) -> pd.DataFrame:
             if suffix == ".arff":
                 return read_arff(path)
             if suffix == ".csv":
-                # "NA" or "None" may well be a category
-                missing = ["", "?", "nan", "NaN"]
-                return pd.read_csv(
-                    path, skipinitialspace=True, keep_default_na=False, na_values=missing, low_memory=False
-                )
+                return _read_csv(path)
             return pd.read_parquet(path)
         except DataError:
             raise
         except (ValueError, NotImplementedError) as error:  # what pyarrow and pandas raise for malformed files
             raise DataError(f"{path} is no {suffix[1:]} file, or it is damaged: {error}") from error
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """A csv file with a name for every column; rows that all end with a comma hold no column more."""
+    missing = ["", "?", "nan", "NaN"]  # "NA" or "None" may well be a category
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        try:
+            # with another index_col, pandas takes a first column too many for the names of the rows
+            return pd.read_csv(
+                path, index_col=False, skipinitialspace=True, keep_default_na=False, na_values=missing, low_memory=False
+            )
+        except pd.errors.ParserWarning as warning:
+            raise DataError(
+                f"{path}: its rows hold more values than its header names columns",
+                hint="name every column in the header, or remove the values without a name",
+            ) from warning
 
 
 def normalise(data: TableSet, frame: pd.DataFrame, source: str) -> pd.DataFrame:
