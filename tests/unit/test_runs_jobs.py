@@ -14,7 +14,7 @@ import pytest
 
 from splitfg.runs import RunFolder
 from splitfg.runs.jobs import Job, Outcome, run_jobs
-from splitfg.runs.progress import JsonView
+from splitfg.runs.progress import Event, JsonView
 
 
 @pytest.fixture
@@ -125,3 +125,23 @@ def test_a_signal_without_a_name_is_shown_by_its_number(folder: RunFolder, tmp_p
     number = signal.SIGRTMIN + 1
     outcome, _ = run_beside(job(folder, f"import os; os.kill(os.getpid(), {number})"), tmp_path)
     assert outcome == Outcome(folder.name, "failed", f"killed by signal {number}")
+
+
+def test_all_save_and_stop_when_nobody_reads_what_is_shown(folder: RunFolder, tmp_path: Path) -> None:
+    """As where ``| head`` has read enough."""
+
+    class Closed(JsonView):
+        def show(self, event: Event) -> None:
+            raise BrokenPipeError
+
+    code = """
+import json, signal, sys
+stopped = {"event": "stopped", "run": sys.argv[1], "message": "saved"}
+signal.signal(signal.SIGTERM, lambda *_: (print(json.dumps(stopped)), sys.exit()))
+print(json.dumps({"event": "note", "run": sys.argv[1], "text": "begun"}), flush=True)
+signal.pause()
+"""
+    waiting = RunFolder.of(tmp_path, "tiny", "adam", 1)
+    waiting.path.mkdir(parents=True)
+    outcomes = run_jobs([job(folder, code), job(waiting, SAYS_DONE)], at_once=1, view=Closed(io.StringIO()))
+    assert outcomes == [Outcome(folder.name, "stopped", "saved"), Outcome(waiting.name, "waiting")]

@@ -74,7 +74,7 @@ class _Crew:
         self._view = view
         self._environment = environment
         self._working: set[asyncio.subprocess.Process] = set()
-        self._stopping = False
+        self._stopping = self._unheard = False
 
     def stop(self) -> None:
         """Ask everybody to save and stop; the second time, do not ask."""
@@ -82,8 +82,19 @@ class _Crew:
             with suppress(ProcessLookupError):  # it has just ended by itself
                 process.kill() if self._stopping else process.terminate()
         if not self._stopping:
-            self._view.show({"event": "note", "run": "Ctrl-C", "text": "saving; once more to stop without"})
-        self._stopping = True
+            self._stopping = True
+            self._show({"event": "note", "run": "Ctrl-C", "text": "saving; once more to stop without"})
+
+    def _show(self, event: Event) -> None:
+        """Hand an event to the view; when that cannot be written to any more, all save and stop."""
+        if self._unheard:
+            return
+        try:
+            self._view.show(event)
+        except OSError:
+            self._unheard = True
+            if not self._stopping:
+                self.stop()
 
     async def run(self, job: Job, gate: asyncio.Semaphore) -> Outcome:
         async with gate:
@@ -99,7 +110,7 @@ class _Crew:
     def _tell(self, outcome: Outcome) -> Outcome:
         """Show an ending that the process did not tell itself."""
         event = "stopped" if outcome.status == "stopped" else "failed"
-        self._view.show({"event": event, "run": outcome.run, "message": outcome.message})
+        self._show({"event": event, "run": outcome.run, "message": outcome.message})
         return outcome
 
     async def _work(self, job: Job) -> tuple[Event | None, int]:
@@ -138,7 +149,7 @@ class _Crew:
             event = _event(line)
             if event is None:
                 continue
-            self._view.show(event)
+            self._show(event)
             if event["event"] in _ENDINGS:
                 ending = event
         return ending
