@@ -68,7 +68,20 @@ def peak(estimator: splitfg.Estimator, depth: int) -> int:
 def test_memory_grows_with_depth_for_backprop_only():
     layer = 4 * 256 * 257  # bytes of one more layer's parameters, in float32
     activations = 4 * 4096 * 256
-    # one more layer may cost its tangent, its scaled tangent, its flat gradient and its share of the result, no more
+    # one more layer costs its tangent and its share of the sum, no more
     growth = (peak(splitfg.SplitFG(4, engine=splitfg.ForwardMode(1)), 24) - peak(splitfg.SplitFG(1), 8)) / 16
-    assert growth < 6 * layer < activations
+    assert growth < 2.5 * layer < activations
     assert (peak(splitfg.Backprop(), 24) - peak(splitfg.Backprop(), 8)) / 16 > activations
+
+
+def test_lean_keeps_the_heads_gradient_and_tangents_apart():
+    split, (x, y) = network(24, 256, torch.float32), batch(4096, 256, torch.float32)
+    head = splitfg.LinearHead(nn.Linear(256, 20_000).cuda(), block=2**18)
+    split, peaks = splitfg.Split(split.trunk, head), {}
+    for lean in (False, True):
+        estimator = splitfg.SplitFG(2, engine=splitfg.ForwardMode(1), lean=lean)
+        estimator(split, x, y, generator=generator())
+        torch.cuda.reset_peak_memory_stats()
+        estimator(split, x, y, generator=generator())
+        peaks[lean] = torch.cuda.max_memory_allocated()
+    assert peaks[False] - peaks[True] > 0.8 * 4 * split.count(splitfg.Role.HEAD)

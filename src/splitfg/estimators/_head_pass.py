@@ -47,7 +47,7 @@ class HeadPass:
         if self._normaliser is None:
             self._normaliser = self._split.head.normaliser(h, self._target)
         if self._lean:
-            loss, u = self._split.head.u(h, target, self._normaliser)
+            loss, u = self._split.head.loss_and_u(h, target, self._normaliser)
             self._waiting.append((h, target))
         else:
             part = self._split.head(h, target, self._normaliser)

@@ -16,7 +16,8 @@ class Head(nn.Module, ABC):
     """Maps h to the loss, and gives the loss, u = dL/dh and its own gradient back without touching the trunk.
 
     ``head(h, target)`` returns a :class:`~splitfg.types.HeadGradient` computed on the current parameters,
-    with no autograd tape left behind. Subclasses fill in the abstract methods, and ``_u`` where it can be cheaper.
+    with no autograd tape left behind. Subclasses fill in the abstract methods, and ``_loss_and_u`` if it can be
+    cheaper than all of it.
 
     Args:
         loss: The loss on the outputs.
@@ -49,7 +50,7 @@ class Head(nn.Module, ABC):
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
         """Loss, u and gradients, for the given normaliser N."""
 
-    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and u alone, for the given normaliser N; to be overridden where that takes less."""
         exact = self._exact(h, target, normaliser)
         return exact.loss, exact.u
@@ -65,10 +66,10 @@ class Head(nn.Module, ABC):
         with torch.no_grad():
             return self._exact(*self._prepared(h, target, normaliser))
 
-    def u(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss and u = dL/dh, for :meth:`forward`'s arguments, without a gradient as large as the parameters."""
         with torch.no_grad():
-            return self._u(*self._prepared(h, target, normaliser))
+            return self._loss_and_u(*self._prepared(h, target, normaliser))
 
     def _prepared(self, h: Tensor, target: Tensor, normaliser: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         h = h.detach()

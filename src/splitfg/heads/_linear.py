@@ -79,7 +79,7 @@ class LinearHead(Head):
         loss, u = self._differentiated(h, target, normaliser, sums)
         return HeadGradient(loss, u, sums.cast_like(params))
 
-    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         return self._differentiated(h, target, normaliser, _Sums({}))
 
     def _differentiated(self, h: Tensor, target: Tensor, normaliser: Tensor, sums: _Sums) -> tuple[Tensor, Tensor]:

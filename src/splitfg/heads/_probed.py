@@ -70,10 +70,10 @@ class ProbedHead(OpaqueHead):
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        params, (loss, u) = self.params(), self._u(h, target, normaliser)
+        params, (loss, u) = self.params(), self._loss_and_u(h, target, normaliser)
         return HeadGradient(loss, u, {name: self._probe_param(params, name, h, target, normaliser) for name in params})
 
-    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         params = self.params()
         u = self._probe_h(params, h, target) / normaliser.to(h.dtype)
         return self.loss(params, h, target, normaliser), u

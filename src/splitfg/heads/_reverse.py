@@ -41,7 +41,7 @@ class ReverseModeHead(OpaqueHead):
         (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(self.params(), h)
         return HeadGradient(value, u, grads)
 
-    def _u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         def loss(h: Tensor) -> Tensor:
             return self.loss(self.params(), h, target, normaliser)
 
