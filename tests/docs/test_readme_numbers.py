@@ -132,6 +132,7 @@ def test_language():
     names = {
         "backprop + Adam": "backprop",
         "backprop, tuned (AdamW, rho = 0.3)": "backprop-tuned",
+        "Hopfield memory (kNN-LM), on a CPU": "knn_lm",
         "pure forward gradient + Adam, K = 4": "fg-adam-k4",
         "frozen trunk": "frozen",
         "interpolated bigram": "bigram",
