@@ -5,8 +5,9 @@
 ``python -m benchmarks.language_gpu verify``  captured steps against eager ones alone
 ``python -m benchmarks.language_gpu runs``    the plans below, going on where the last call ended
 
-Only ``time`` needs a GPU that nothing else uses; ``check`` may go on beside ``runs``. Runs share the GPU through CUDA's
-multi-process service where it is installed; without it their kernels take turns.
+Only ``time`` needs a GPU that nothing else uses; ``check`` may go on beside ``runs``. Two runs go side by side: one
+trains while the other compiles. More only slow each other down, and an epoch may not end within the limit. They share
+the GPU through CUDA's multi-process service where it is installed; without it their kernels take turns.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"), help="where results files go")
     parser.add_argument("--minutes", type=float, default=9.0, help="save and stop everything after this long")
     parser.add_argument(
-        "--pools", nargs="+", default=["epoch:3", "screen+extra:5"], help="PLAN[+PLAN]:JOBS side by side"
+        "--pools", nargs="+", default=["epoch:1", "screen+extra:1"], help="PLAN[+PLAN]:JOBS side by side"
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -133,12 +133,17 @@ def test_language():
         "backprop + Adam": "backprop",
         "backprop, tuned (AdamW, rho = 0.3)": "backprop-tuned",
         "Hopfield memory (kNN-LM), on a CPU": "knn_lm",
+        "pure forward gradient + Adam, K = 1": "fg-adam-k1",
         "pure forward gradient + Adam, K = 4": "fg-adam-k4",
+        "pure forward gradient + SGD, K = 1": "fg-sgd-k1",
+        "antithetic ES + Adam, K = 1": "es-adam-k1",
         "frozen trunk": "frozen",
         "interpolated bigram": "bigram",
+        "Split-FG + Muon, K = 4, rho = 0.03": "split_fg-muon",
         "Split-FG + AdamW, K = 4, rho = 0.03": "split_fg-adamw",
         "Split-FG + SGD, K = 4, rho = 0.03": "split_fg-sgd",
         "conditioned tangents, K = 4, rho = 0.1": "conditioned-rho0.1",
+        "light trunk, K = 4, rho = 1": "light-rho1",
         "light trunk, K = 4, rho = 0.03": "light-rho0.03",
     }
     for label, *cells in RESULTS[LANGUAGE]:
@@ -152,10 +157,11 @@ def test_language():
 
 
 def variant(label: str) -> str:
-    tangents = re.fullmatch(r"Split-FG, K = (\d+), (all at once|one by one)(?:, 2\^(\d+) logits)?", label)
+    tangents = re.fullmatch(r"Split-FG, K = (\d+), (all at once|one by one)(?:, 2\^(\d+) logits)?(, lean)?", label)
     if tangents:
-        K, how, block = tangents.groups()
-        return split_fg(int(K), int(K) if how == "all at once" else 1, None if block is None else int(block))
+        K, how, block, lean = tangents.groups()
+        chunk = int(K) if how == "all at once" else 1
+        return split_fg(int(K), chunk, None if block is None else int(block), lean=bool(lean))
     return {
         "backprop": "backprop",
         "backprop, chunked head": "backprop-chunked",
