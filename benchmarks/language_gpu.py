@@ -38,8 +38,10 @@ PLANS = {
                 "split_fg-k4-rho0.03",
                 "split_fg-k4-rho0.3",
                 "frozen",
+                "frozen-fixed",
             )
         ),
+        "language/frozen-fixed-10",
     ],
     "screen": [
         "language/frozen-10",

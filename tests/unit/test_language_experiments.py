@@ -72,6 +72,19 @@ class TestTheModel:
         assert all(torch.equal(first[n], again[n]) for n in first)
         assert not torch.equal(first["trunk.position"], other["trunk.position"])
 
+    @pytest.mark.parametrize("tied", ["exclude", "include", "fixed"])
+    def test_looks_tokens_up_in_the_trained_table_unless_that_is_fixed(self, tied):
+        config = replace(TINY, tied=tied, step="eager")
+        split = make_split(config, 0, CPU)
+        lookup, readout = split.trunk.token.weight, split.head.layers[0].weight
+        start = lookup.clone()
+        assert torch.equal(readout, start)
+        learner, batches = make_learner(config, split, load_corpus(config).train, CPU)
+        for i in range(2):
+            learner.step(*batches(i), generator=generator())
+        assert torch.equal(lookup, start) == (tied == "fixed")
+        assert not torch.equal(readout, start)
+
 
 class TestPresets:
     def test_the_budgets_are_the_papers(self):

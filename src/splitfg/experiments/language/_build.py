@@ -49,8 +49,12 @@ def make_split(config: Language, seed: int, device: torch.device) -> Split:
     trunk = GPT(GPTConfig(**asdict(config.model)), generator=torch.Generator().manual_seed(seed)).to(device)
     if config.light:
         _keep_light(trunk)
-    tied = Tied.EXCLUDE if config.tied == "exclude" else Tied.INCLUDE
-    return Split(trunk, LinearHead(trunk.tied_linear(), block=config.block), tied=tied)
+    layer = trunk.tied_linear()
+    if config.tied == "fixed":
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+        trunk.token.weight.requires_grad_(False)
+    tied = Tied.INCLUDE if config.tied == "include" else Tied.EXCLUDE
+    return Split(trunk, LinearHead(layer, block=config.block), tied=tied)
 
 
 def make_learner(

@@ -94,7 +94,8 @@ class Language:
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
-        tied: Whether tangents reach the token table in its role as lookup.
+        tied: How the token table serves as lookup: ``exclude`` reads the current table and leaves it out of the
+            tangents, ``include`` has it in them, ``fixed`` reads the table as it began, of which the head has a copy.
         block: Logits that exist at once.
         corpus: What is trained on. ``wikipedia`` is a stand-in of the same length for WikiText-103's training split;
             both are evaluated on WikiText-103's own validation split. ``synthetic`` is random and for tests.
@@ -123,7 +124,7 @@ class Language:
     clip_apart: bool = False
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
-    tied: Literal["exclude", "include"] = "exclude"
+    tied: Literal["exclude", "include", "fixed"] = "exclude"
     block: int = 2**24
     corpus: Literal["wikipedia", "wikitext103", "synthetic"] = "wikipedia"
     evaluations: int = 40

@@ -53,8 +53,8 @@ def split_fg(K: int, rho: float) -> str:
 
 
 def varied(preset: str, *, init: str, apart: bool) -> str:
-    """The name of a 10% preset with another initialisation or with trunk and head clipped apart."""
-    return f"{preset}{'-torch' * (init == 'torch')}{'-apart' * apart}-10"
+    """The name of a preset with another initialisation or with trunk and head clipped apart."""
+    return f"{preset}{'-torch' * (init == 'torch')}{'-apart' * apart}"
 
 
 def pure_fg(lr: float) -> str:
@@ -74,9 +74,9 @@ def tenth(preset: str) -> str | None:
 
 def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
-    full = [*_baselines(), *_split_fg(), *_variations()]
+    full = [*_baselines(), *_split_fg(), *_variations(), *_varied()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
-    screens = [*_more_tangents(), *_pure_fg_screening(), *_backprop_screening(), *_varied()]
+    screens = [*_more_tangents(), *_pure_fg_screening(), *_backprop_screening()]
     found = {p.name: p for p in [*full, *tenths, *screens]}
     return tuple(found.values())
 
@@ -112,6 +112,7 @@ def _baselines() -> Iterator[Preset]:
     yield Preset("unigram", "Unigram", Language(UnigramMethod(), steps=1))
     yield Preset("bigram", "Interpolated bigram", Language(BigramMethod(), steps=1))
     yield Preset("frozen", "Frozen trunk, exact head", Language(FrozenMethod()))
+    yield Preset("frozen-fixed", "Frozen trunk and lookup, exact head", Language(FrozenMethod(), tied="fixed"))
 
 
 def _split_fg() -> Iterator[Preset]:
@@ -141,12 +142,13 @@ def _varied() -> Iterator[Preset]:
     """What the paper leaves open (initialisation), and what it does to the head (joint clipping)."""
     for init, apart in VARIED:
         says = ", torch's linear layers" * (init == "torch") + ", clipped apart" * apart
-        shared = Language(FrozenMethod(), model=Sizes(init=init), clip_apart=apart, steps=TENTH, evaluations=20)
-        shared = replace(shared, checkpoints=1)
-        yield Preset(varied("frozen", init=init, apart=apart), f"Frozen trunk{says}, 10% budget", shared)
+        frozen = Language(FrozenMethod(), model=Sizes(init=init), clip_apart=apart)
+        yield Preset(varied("frozen", init=init, apart=apart), f"Frozen trunk{says}", frozen)
+        fixed = replace(frozen, tied="fixed")
+        yield Preset(varied("frozen-fixed", init=init, apart=apart), f"Frozen trunk and lookup{says}", fixed)
         for rho in VARIED_RHOS:
-            name, config = varied(split_fg(4, rho), init=init, apart=apart), replace(shared, method=_method(4), rho=rho)
-            yield Preset(name, f"{_title(4, rho)}{says}, 10% budget", config)
+            name, config = varied(split_fg(4, rho), init=init, apart=apart), replace(frozen, method=_method(4), rho=rho)
+            yield Preset(name, f"{_title(4, rho)}{says}", config)
 
 
 def _pure_fg_screening() -> Iterator[Preset]:

@@ -59,6 +59,7 @@ _RHO_PAPER = {
     0.1: (541.9, 365.0),
     0.3: (677.9, 633.1),
 }
+_FROZEN_PAPER = (816.0, 667.6)
 _K_PAPER = {1: (546.8, 6.304), 2: (437.6, 6.081), 4: (386.7, 5.958), 8: (361.5, 5.890)}
 _PURE_PAPER = dict(zip(PURE_FG_RATES, (21319.0, 8026.0, 4544.0, 6111.0, 16510.0, 32543.0), strict=True))
 _OPTIMIZER_ROWS = (
@@ -116,7 +117,7 @@ def tables() -> tuple[Table, ...]:
             [
                 *(_rho_row(f"{rho:g}", split_fg(4, rho), *_RHO_PAPER[rho]) for rho in RHOS),
                 _rho_row("1 (naive)", NAIVE, None, 1733.4),
-                _rho_row("Frozen control", "frozen", 816.0, 667.6),
+                _rho_row("Frozen control", "frozen", *_FROZEN_PAPER),
             ],
             "Over frozen is the ratio to the frozen control of the same budget; the paper's is taken here from its"
             " perplexities. Trunk moved is the distance from its initialisation, in units of the initial norm.",
@@ -151,20 +152,28 @@ def tables() -> tuple[Table, ...]:
                 Row("Conditioned tangents, rho = 0.03", (_ppl("conditioned-rho0.03"), _ppl("conditioned-rho0.03-10"))),
                 Row("Gaussian tangents, rho = 0.1", (_ppl(BEST, 365.0), _ppl(f"{BEST}-10", 541.9))),
                 Row("Conditioned tangents, rho = 0.1", (_ppl("conditioned-rho0.1"), _ppl("conditioned-rho0.1-10"))),
-                Row("Frozen control", (_ppl("frozen", 667.6), _ppl("frozen-10", 816.0))),
+                Row("Frozen control", (_ppl("frozen", _FROZEN_PAPER[1]), _ppl("frozen-10", _FROZEN_PAPER[0]))),
             ],
             "The paper gives conditioned tangents no number.",
         ),
         _table(
             "language-varied",
-            "Initialisation of linear layers and clipping, K = 4, 10% budget",
-            ("GPT-2's, joint", "GPT-2's, apart", "torch's, joint", "torch's, apart"),
+            "Initialisation of linear layers, clipping, and the frozen control's lookup, K = 4",
+            (
+                "GPT-2's, 10%",
+                "GPT-2's, apart, 10%",
+                "torch's, 10%",
+                "torch's, apart, 10%",
+                "GPT-2's, one epoch",
+                "torch's, one epoch",
+            ),
             [
-                _varied_row("Frozen trunk", "frozen"),
-                *(_varied_row(f"rho = {r:g}", split_fg(4, r)) for r in VARIED_RHOS),
+                _varied_row("Frozen trunk", "frozen", _FROZEN_PAPER),
+                _varied_row("Frozen trunk and lookup", "frozen-fixed", _FROZEN_PAPER),
+                *(_varied_row(f"rho = {r:g}", split_fg(4, r), _RHO_PAPER[r]) for r in VARIED_RHOS),
             ],
-            "The paper clips jointly and does not name its initialisation; apart, trunk and head are clipped each by"
-            " itself.",
+            "The paper clips jointly and names neither its initialisation nor whether its frozen control looks tokens"
+            " up in the table that is being trained; apart, trunk and head are clipped each by itself.",
         ),
         _table(
             "language-pure-fg",
@@ -191,15 +200,20 @@ def _main_row(label: str, preset: str, nll: float | None, ppl: float | None) -> 
     return Row(label, (_nll(preset, nll), _ppl(preset, ppl), None if screened is None else _ppl(screened)))
 
 
-def _varied_row(label: str, preset: str) -> Row:
-    return Row(label, (_ppl(f"{preset}-10"), *(_ppl(varied(preset, init=init, apart=apart)) for init, apart in VARIED)))
+def _varied_row(label: str, preset: str, paper: tuple[float, float]) -> Row:
+    names = [varied(preset, init=init, apart=apart) for init, apart in (("gpt2", False), *VARIED)]
+    quoted = [None if name.endswith("-apart") else paper for name in names]
+    tenths = [_ppl(f"{name}-10", both and both[0]) for name, both in zip(names, quoted, strict=True)]
+    full = [_ppl(name, both[1]) for name, both in zip(names, quoted, strict=True) if both]
+    return Row(label, (*tenths, *full))
 
 
 def _rho_row(label: str, preset: str, tenth: float | None, full: float | None) -> Row:
     screened = f"{preset}-10"
+    pairs = ((screened, "frozen-10", tenth), (preset, "frozen", full))
     over = [
         _factor(name, control, None if ppl is None else round(ppl / frozen, 3), decimals=3)
-        for name, control, ppl, frozen in ((screened, "frozen-10", tenth, 816.0), (preset, "frozen", full, 667.6))
+        for (name, control, ppl), frozen in zip(pairs, _FROZEN_PAPER, strict=True)
     ]
     moved = (_moved(screened), _moved(preset))
     return Row(label, (_ppl(screened, tenth), over[0], _ppl(preset, full), over[1], *moved))
