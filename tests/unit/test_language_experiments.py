@@ -98,6 +98,13 @@ class TestPresets:
         configs = Counter(str(to_json(p.config)) for p in EXPERIMENT.presets)
         assert [c for c, count in configs.items() if count > 1] == []
 
+    def test_a_lean_run_is_a_run_of_the_preset(self):
+        preset = EXPERIMENT.preset("split_fg-k4-rho0.1")
+        lean, other = (replace(preset.config, method=SplitFGMethod(K=4, **c)) for c in ({"lean": True}, {"chunk": 1}))
+        assert lean.method.build() == SplitFG(4, lean=True)
+        assert EXPERIMENT.changes(preset, to_json(lean)) == ()
+        assert EXPERIMENT.changes(preset, to_json(other)) == ("method.chunk=1 (preset: None)",)
+
     def test_tangents_beyond_32_ride_in_chunks(self):
         chunks = {p.config.method.K: p.config.method.chunk for p in EXPERIMENT.presets if "k128" in p.name}
         assert chunks == {128: 32}
@@ -153,12 +160,21 @@ class TestMemory:
     def test_the_largest_chunk_that_fits(self, limit, chunk):
         assert fitting_chunk(32, lambda c: c <= limit) == chunk
 
-    @pytest.mark.parametrize("method", [SplitFGMethod(K=8), PureFGMethod(K=8), FrozenMethod()])
-    def test_running_out_says_what_fits(self, method):
+    @pytest.mark.parametrize(
+        ("method", "advice"),
+        [
+            (SplitFGMethod(K=8), "method.chunk=4 fits.*4 of 8 tangents"),
+            (PureFGMethod(K=8), "method.chunk=4 fits.*4 of 8 tangents"),
+            (SplitFGMethod(K=8, chunk=1), "method.chunk=1 with method.lean=true fits"),
+            (SplitFGMethod(K=8, chunk=1, lean=True), "Not even chunk=1 fits: use a smaller batch"),
+            (PureFGMethod(K=8, chunk=1), "Not even chunk=1 fits: use a smaller batch"),
+            (FrozenMethod(), "block"),
+        ],
+    )
+    def test_running_out_says_what_fits(self, method, advice):
         config = replace(TINY, method=method)
         split, windows = make_split(config, 0, CPU), load_corpus(config).train
-        wanted = "block" if isinstance(method, FrozenMethod) else r"method.chunk=4 fits.*4 of 8 tangents"
-        said = pytest.raises(RunError, match=rf"(?s)tried to allocate 3 GiB.*{wanted}")
+        said = pytest.raises(RunError, match=rf"(?s)tried to allocate 3 GiB.*{advice}")
         with said, explaining_memory(config, split, windows):
             raise torch.OutOfMemoryError("tried to allocate 3 GiB\nand more")
 

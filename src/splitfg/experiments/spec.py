@@ -14,6 +14,7 @@ from splitfg.runs.record import RunReport
 from splitfg.runs.results import Identity, by_config
 
 _ABSENT: Final = "absent"
+_COST: Final = "method.lean"  # a field of Split-FG's recipe, immaterial in every experiment
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Experiment:
     def changes(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
         """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
         expected, actual = dict(flatten(to_json(preset.config))), dict(self.earlier) | dict(flatten(recorded))
-        names = [name for name in {**expected, **actual} if name not in self.immaterial]
+        names = [name for name in {**expected, **actual} if name not in self.immaterial and not name.endswith(_COST)]
         pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
         return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)
 

@@ -103,11 +103,16 @@ class BackpropMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class SplitFGMethod(MethodRecipe):
-    """Exact head, K tangents in the trunk; ``chunk`` of them ride together."""
+    """Exact head, K tangents in the trunk; ``chunk`` of them ride together.
+
+    ``lean`` computes the head's gradients after the tangents, at the price of computing its outputs twice; what a run
+    finds is the same.
+    """
 
     K: int = 4
     chunk: int | None = None
     law: LawRecipe = field(default_factory=GaussianLaw)
+    lean: bool = False
 
     def __post_init__(self) -> None:
         refuse(below(1, self, "K", "chunk"))
@@ -117,7 +122,7 @@ class SplitFGMethod(MethodRecipe):
         from splitfg.engines import ForwardMode
         from splitfg.estimators import SplitFG
 
-        return SplitFG(self.K, self.law.build(), ForwardMode(self.chunk))
+        return SplitFG(self.K, self.law.build(), ForwardMode(self.chunk), lean=self.lean)
 
 
 @dataclass(frozen=True)

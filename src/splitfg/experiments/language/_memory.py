@@ -36,9 +36,13 @@ def _advice(config: Language, split: Split, windows: Windows) -> str:
     if not isinstance(method, SplitFGMethod | PureFGMethod):
         return "A smaller batch or model.context, or fewer logits at once (block=1048576), take less."
     chunk = fitting_chunk(method.chunk or method.K, lambda c: _fits(replace(method, chunk=c), config, split, windows))
-    if chunk is None:
-        return "Not even chunk=1 fits: use a smaller batch, model.context or block."
-    return f"method.chunk={chunk} fits: it gives the same estimate, {chunk} of {method.K} tangents at a time."
+    if chunk is not None:
+        return f"method.chunk={chunk} fits: it gives the same estimate, {chunk} of {method.K} tangents at a time."
+    if isinstance(method, SplitFGMethod) and not method.lean:
+        lean = replace(method, chunk=1, lean=True)
+        if _fits(lean, config, split, windows):
+            return "method.chunk=1 with method.lean=true fits: it gives the same estimate, one tangent at a time."
+    return "Not even chunk=1 fits: use a smaller batch, model.context or block."
 
 
 def fitting_chunk(too_many: int, fits: Callable[[int], bool]) -> int | None:
