@@ -21,9 +21,11 @@ from splitfg.recipes import (
     AdamW,
     BackpropMethod,
     ConditionedLaw,
+    DirectPathMethod,
     EvolutionMethod,
     FrozenMethod,
     LaggedRMS,
+    MeanJacobianFeedback,
     MethodRecipe,
     Muon,
     OptimizerRecipe,
@@ -39,6 +41,8 @@ METHODS = (
     EvolutionMethod(K=1),
     BackpropMethod(),
     BackpropMethod(closed_head=True),
+    DirectPathMethod(),
+    DirectPathMethod(MeanJacobianFeedback(), lean=True),
     FrozenMethod(),
 )
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
         CheckpointedBackprop as CheckpointedBackprop,
     )
     from splitfg.estimators import (
+        DirectPath as DirectPath,
+    )
+    from splitfg.estimators import (
         Estimator as Estimator,
     )
     from splitfg.estimators import (
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from splitfg.estimators import (
         SplitFG as SplitFG,
     )
+    from splitfg.feedback import MeanJacobian as MeanJacobian
+    from splitfg.feedback import ResidualPath as ResidualPath
     from splitfg.heads import (
         CrossEntropy as CrossEntropy,
     )
@@ -140,6 +145,7 @@ _HOMES = {
     "splitfg.estimators": (
         "Backprop",
         "CheckpointedBackprop",
+        "DirectPath",
         "Estimator",
         "EvolutionStrategy",
         "ForwardGradient",
@@ -148,6 +154,7 @@ _HOMES = {
         "Projection",
         "SplitFG",
     ),
+    "splitfg.feedback": ("MeanJacobian", "ResidualPath"),
     "splitfg.heads": (
         "CrossEntropy",
         "Head",

@@ -113,6 +113,11 @@ class Split:
         wanted = self.head_params()
         return {self._head_names[n]: g for n, g in grads.items() if self._head_names[n] in wanted}
 
+    def named_trunk_grads(self, grads: Params) -> Params:
+        """The trunk's gradients under the model's names, those of parameters it does not train left out."""
+        wanted = self.trunk_params()
+        return {self._trunk_names[n]: g for n, g in grads.items() if self._trunk_names[n] in wanted}
+
     def trunk_function(self, x: Inputs) -> TrunkFunction:
         """θ ↦ h for these inputs; parameters not in θ keep their current value."""
         local = {outer: inner for inner, outer in self._trunk_names.items()}

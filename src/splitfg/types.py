@@ -44,6 +44,7 @@ class Stats:
         biased: Whether the trunk's estimate is biased by construction.
         scores: The K scores d_k = <u, J v_k>; empty where no tangents are drawn.
         norms: Norms worth plotting, by name (``u``, ``trunk``, ``head``, ...).
+        lesson: What a learned feedback should change by, by writer; empty where there is none.
     """
 
     jvps: int = 0
@@ -51,6 +52,7 @@ class Stats:
     biased: bool = False
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
     norms: Mapping[str, Tensor] = field(default_factory=dict)
+    lesson: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from splitfg.estimators._combine import Combination, Mean, Projection
 from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
+from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
@@ -12,6 +13,7 @@ __all__ = [
     "Backprop",
     "CheckpointedBackprop",
     "Combination",
+    "DirectPath",
     "Estimator",
     "EvolutionStrategy",
     "ForwardGradient",

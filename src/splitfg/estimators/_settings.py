@@ -40,7 +40,7 @@ class TangentSettings:
             ("engine", self.engine, Engine),
             ("combine", self.combine, Combination),
         ):
-            found += _kind_problems(name, value, kind)
+            found += kind_problems(name, value, kind)
         refuse(found)
 
     @property
@@ -94,7 +94,7 @@ def _is_count(value: object) -> TypeGuard[Integral]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _kind_problems(name: str, value: object, kind: type) -> list[str]:
+def kind_problems(name: str, value: object, kind: type) -> list[str]:
     """What is wrong with a setting that should be an object of some kind."""
     if isinstance(value, type):
         return [f"{name} is the class {value.__name__}: give an object, {name}={value.__name__}()"]

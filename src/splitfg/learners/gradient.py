@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from splitfg._split import Split, require_split
 from splitfg.errors import SplitError
-from splitfg.estimators import Estimator, ForwardGradient, SplitFG
+from splitfg.estimators import DirectPath, Estimator, ForwardGradient, SplitFG
+from splitfg.feedback import MeanJacobian
 from splitfg.learners._update import Update
-from splitfg.tangents import Conditioned
+from splitfg.tangents import Conditioned, RunningMagnitude
 from splitfg.training import Schedule
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
@@ -35,6 +36,7 @@ class GradientLearner:
 
     Attributes:
         magnitude: What conditioned tangents read, updated with every estimate; ``None`` for other laws.
+        maps: What a direct path with learned maps reads, updated with every estimate; ``None`` for other methods.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class GradientLearner:
         self.split, self.estimator, self.prediction = split, estimator, prediction
         law = estimator.law if isinstance(estimator, SplitFG | ForwardGradient) else None
         self.magnitude = law.magnitude if isinstance(law, Conditioned) else None
+        feedback = estimator.feedback if isinstance(estimator, DirectPath) else None
+        self.maps = feedback if isinstance(feedback, MeanJacobian) else None
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
@@ -99,6 +103,8 @@ class GradientLearner:
         estimate = self.estimate(x, y, generator=generator)
         if self.magnitude is not None:
             self.magnitude.update({n: estimate.grads[n] for n in self._estimated()})
+        if self.maps is not None:
+            self.maps.learn(estimate.stats.lesson)
         written = self._update.write(estimate)
         return StepStats(written.loss, _metrics(written))
 
@@ -118,15 +124,21 @@ class GradientLearner:
         return self.split.predict(x)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, step count and running magnitude."""
-        state = self._update.state_dict()
-        return state if self.magnitude is None else {**state, "magnitude": self.magnitude.state_dict()}
+        """Model, optimizer, step count, running magnitude and learned maps."""
+        return {**self._update.state_dict(), **{name: part.state_dict() for name, part in self._learned()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self._update.load_state_dict(state)
+        for name, part in self._learned():
+            part.load_state_dict(state[name])
+
+    def _learned(self) -> Iterator[tuple[str, RunningMagnitude | MeanJacobian]]:
+        """What is learned beside the parameters."""
         if self.magnitude is not None:
-            self.magnitude.load_state_dict(state["magnitude"])
+            yield "magnitude", self.magnitude
+        if self.maps is not None:
+            yield "maps", self.maps
 
 
 def _metrics(estimate: Estimate) -> dict[str, Tensor | float]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
+from splitfg.feedback import ResidualPath
 from splitfg.models._init import linear
 
 INIT_STD = 0.02
@@ -198,6 +199,11 @@ class GPT(nn.Module):
         if bias:
             layer.bias = nn.Parameter(torch.zeros(self.config.vocab, device=weight.device, dtype=weight.dtype))
         return layer
+
+    def residual_path(self) -> ResidualPath:
+        """The token table, every block's two writers, and the positions beside the tokens."""
+        writers = [f"blocks.{i}.{name}" for i in range(self.config.layers) for name in ("attention.proj", "mlp.out")]
+        return ResidualPath(("token", *writers), norm="norm", added={"position": "token"})
 
     def _check(self, x: Tensor) -> None:
         """Refuse inputs that no lookup can read; ids beyond the table are the data pipeline's to refuse."""

@@ -3,6 +3,13 @@
 Nothing here imports torch until something is built.
 """
 
+from splitfg.recipes._direct_path import (
+    DirectPathMethod,
+    FeedbackRecipe,
+    IdentityFeedback,
+    MeanJacobianFeedback,
+    RandomFeedback,
+)
 from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.recipes._methods import (
     BackpropMethod,
@@ -26,13 +33,17 @@ __all__ = [
     "AdamW",
     "BackpropMethod",
     "ConditionedLaw",
+    "DirectPathMethod",
     "EvolutionMethod",
+    "FeedbackRecipe",
     "ForwardForwardMethod",
     "FrozenMethod",
     "GaussianLaw",
     "HopfieldMethod",
+    "IdentityFeedback",
     "LaggedRMS",
     "LawRecipe",
+    "MeanJacobianFeedback",
     "MethodRecipe",
     "Muon",
     "OptimizerRecipe",
@@ -40,5 +51,6 @@ __all__ = [
     "PredictiveCodingMethod",
     "PureFGMethod",
     "RademacherLaw",
+    "RandomFeedback",
     "SplitFGMethod",
 ]

@@ -11,6 +11,7 @@ from splitfg.recipes import (
     Adam,
     AdamW,
     BackpropMethod,
+    DirectPathMethod,
     EvolutionMethod,
     FrozenMethod,
     MethodRecipe,
@@ -107,6 +108,7 @@ class Language:
 
     method: (
         SplitFGMethod
+        | DirectPathMethod
         | FrozenMethod
         | BackpropMethod
         | PureFGMethod

@@ -21,10 +21,15 @@ from splitfg.recipes import (
     AdamW,
     BackpropMethod,
     ConditionedLaw,
+    DirectPathMethod,
     EvolutionMethod,
+    FeedbackRecipe,
     FrozenMethod,
+    IdentityFeedback,
+    MeanJacobianFeedback,
     Muon,
     PureFGMethod,
+    RandomFeedback,
     SplitFGMethod,
 )
 
@@ -39,6 +44,12 @@ BACKPROP_RHOS = (1.0, 0.3, 0.1)
 BACKPROP_OPTIMIZERS = ("adam", "adamw")
 VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("torch", False), ("torch", True))
 VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
+DIRECT_RHOS = (1.0, 0.3, 0.1, 0.03, 0.01)
+DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
+    "direct": ("Direct path", IdentityFeedback()),
+    "direct-maps": ("Direct path, mean-Jacobian maps", MeanJacobianFeedback()),
+    "direct-random": ("Direct path, random maps (direct feedback alignment)", RandomFeedback()),
+}
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
 TUNED_BACKPROP = Language(BackpropMethod(), AdamW(lr=LR), rho=0.3)
 """The best of what has been run of the screening."""
@@ -55,6 +66,11 @@ def split_fg(K: int, rho: float) -> str:
 def varied(preset: str, *, init: str, apart: bool) -> str:
     """The name of a preset with another initialisation or with trunk and head clipped apart."""
     return f"{preset}{'-torch' * (init == 'torch')}{'-apart' * apart}"
+
+
+def direct(feedback: str, rho: float) -> str:
+    """The name of a direct-path preset."""
+    return f"{feedback}-rho{rho:g}"
 
 
 def pure_fg(lr: float) -> str:
@@ -74,7 +90,7 @@ def tenth(preset: str) -> str | None:
 
 def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
-    full = [*_baselines(), *_split_fg(), *_variations(), *_varied()]
+    full = [*_baselines(), *_split_fg(), *_variations(), *_varied(), *_direct()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
     screens = [*_more_tangents(), *_pure_fg_screening(), *_backprop_screening()]
     found = {p.name: p for p in [*full, *tenths, *screens]}
@@ -149,6 +165,14 @@ def _varied() -> Iterator[Preset]:
         for rho in VARIED_RHOS:
             name, config = varied(split_fg(4, rho), init=init, apart=apart), replace(frozen, method=_method(4), rho=rho)
             yield Preset(name, f"{_title(4, rho)}{says}", config)
+
+
+def _direct() -> Iterator[Preset]:
+    """Beyond the paper: no tangent for the trunk, and the token table trained as lookup too."""
+    for name, (title, feedback) in DIRECT.items():
+        for rho in DIRECT_RHOS:
+            config = Language(DirectPathMethod(feedback), rho=rho, tied="include")
+            yield Preset(direct(name, rho), f"{title}, rho = {rho:g}", config)
 
 
 def _pure_fg_screening() -> Iterator[Preset]:

@@ -6,6 +6,8 @@ from splitfg.experiments.language._presets import (
     BACKPROP_OPTIMIZERS,
     BACKPROP_RATES,
     BACKPROP_RHOS,
+    DIRECT,
+    DIRECT_RHOS,
     PAPER_TANGENTS,
     PURE_FG_RATES,
     RHOS,
@@ -14,6 +16,7 @@ from splitfg.experiments.language._presets import (
     VARIED,
     VARIED_RHOS,
     backprop,
+    direct,
     pure_fg,
     split_fg,
     tenth,
@@ -174,6 +177,17 @@ def tables() -> tuple[Table, ...]:
             ],
             "The paper clips jointly and names neither its initialisation nor whether its frozen control looks tokens"
             " up in the table that is being trained; apart, trunk and head are clipped each by itself.",
+        ),
+        _table(
+            "language-direct",
+            "Direct path: trunk gradients from u along the residual stream, by the trunk's step scale",
+            (*(f"rho = {rho:g}, 10%" for rho in DIRECT_RHOS), "rho = 0.03, one epoch"),
+            [
+                Row(title, (*(_ppl(f"{direct(name, rho)}-10") for rho in DIRECT_RHOS), _ppl(direct(name, 0.03))))
+                for name, (title, _) in DIRECT.items()
+            ],
+            "Not in the paper. What is trained is what writes to the stream: both writers of every block, positions and"
+            " the token table as lookup; and the final norm. qkv, fc and the blocks' norms stay as they began.",
         ),
         _table(
             "language-pure-fg",

@@ -1,0 +1,169 @@
+"""The direct path: trunk gradients from u alone, along the residual stream."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from splitfg._split import Split
+from splitfg._validate import check_batch, skip_checks
+from splitfg.engines import ForwardMode
+from splitfg.errors import SplitError, refuse
+from splitfg.estimators._grads import added, norm
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._parts import parts
+from splitfg.estimators._settings import kind_problems, micro_batch_problems
+from splitfg.feedback import (
+    Feedback,
+    Identity,
+    MeanJacobian,
+    ResidualPath,
+    ResidualTrunk,
+    pull_back,
+    tapped,
+    write_gradients,
+)
+from splitfg.types import Estimate, Inputs, Params, Stats, Target, TrunkFunction
+
+
+@dataclass(frozen=True)
+class DirectPath:
+    """Exact head; what the trunk writes to its residual stream is trained by r = dL/dx at the top of the stream.
+
+    u is pulled back to r through the final norm in closed form. For a writer w = W a + b on the stream,
+
+        δ = feedback(r),    ĝ_W = Σ δ aᵀ,    ĝ_b = Σ δ:
+
+    no reverse pass, no transposed weight, and with the identity no tangent either. The final norm and the last writer
+    are exact; the others are biased by what later blocks make of their writes. The trunk's other parameters get no
+    entry.
+
+    Tied tables get their share as lookup under ``Tied.INCLUDE``.
+
+    Args:
+        path: Where the trunk writes; by default what its ``residual_path()`` says.
+        feedback: How r becomes the gradient at a writer.
+        lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that nothing
+            is kept from the first; the estimate is the same.
+        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+    """
+
+    path: ResidualPath | None = None
+    feedback: Feedback = field(default_factory=Identity)
+    lean: bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
+        check_batch(split, x, y, generator, tangents=False)
+        path = self._path(split)
+        with torch.no_grad():
+            head, trunk, lesson = HeadPass(split, y), Params(), Params()
+            batch = list(parts(x, y, self.micro_batch))
+            for i, (part_x, part_y) in enumerate(batch):
+                r, grads = self._part(split, path, head, i, part_x, part_y)
+                trunk = added(trunk, grads)
+                learned = self._lesson(split, path, part_x, r, generator)
+                lesson = added(lesson, {n: len(part_y) / len(y) * change for n, change in learned.items()})
+            return self._assembled(split.named_trunk_grads(trunk), lesson, head)
+
+    def _path(self, split: Split) -> ResidualPath:
+        path = self.path
+        if path is None:
+            if not isinstance(split.trunk, ResidualTrunk):
+                words = f"{type(split.trunk).__name__} does not say where it writes to its residual stream"
+                raise SplitError([f"{words}: give path=ResidualPath(...)"])
+            path = split.trunk.residual_path()
+        if not skip_checks():
+            refuse(path.problems(split.trunk))
+        return path
+
+    def _part(
+        self, split: Split, path: ResidualPath, head: HeadPass, i: int, x: Inputs, y: Target
+    ) -> tuple[Tensor, Params]:
+        """R, and the trunk's gradients of one part of the batch under the trunk's names."""
+        trunk, top = split.trunk, [] if path.norm is None else [path.norm]
+        kept: dict[str, list[tuple[Tensor, torch.Size]]] = defaultdict(list)
+        with tapped(trunk, top if self.lean else [*top, *path.writers], lambda n, a, w: kept[n].append((a, w.shape))):
+            h = split.h(x)
+        u = head.u(i, h, y)
+        r, grads = (u, {}) if path.norm is None else _through_norm(trunk, path.norm, kept[path.norm][0][0], u)
+
+        def write(name: str, a: Tensor, shape: torch.Size) -> None:
+            _check_write(name, shape, r)
+            own = write_gradients(trunk.get_submodule(name), a, self.feedback.at(name, r))
+            grads.update(added(grads, {f"{name}.{n}": g for n, g in own.items()}))
+
+        if self.lean:
+            with tapped(trunk, path.writers, lambda n, a, w: write(n, a, w.shape)):
+                split.h(x)
+        else:
+            for name in path.writers:
+                for a, shape in kept.pop(name, []):
+                    write(name, a, shape)
+        beside = {p: _shared(self.feedback.at(w, r), trunk.get_parameter(p)) for p, w in path.added.items()}
+        return r, {**grads, **beside}
+
+    def _lesson(
+        self, split: Split, path: ResidualPath, x: Inputs, r: Tensor, generator: torch.Generator | None
+    ) -> Params:
+        """How learned maps should change: noise on every write, and how far it moves the top of the stream."""
+        if not isinstance(self.feedback, MeanJacobian):
+            return {}
+        if generator is None:
+            raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
+        noise = {n: torch.randn(r.shape, dtype=r.dtype, device=r.device, generator=generator) for n in path.writers}
+        still = {n: torch.zeros_like(r) for n in path.writers}
+        moved = {n: e.unsqueeze(0) for n, e in noise.items()}
+        _, response = ForwardMode(1)(_top_of_stream(split, path, x), still, moved)
+        return self.feedback.lesson(noise, response.squeeze(0))
+
+    def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
+        exact = head.result()
+        norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
+        stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms, lesson=lesson)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+
+
+def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
+    r, own = pull_back(trunk.get_submodule(name), x, u)
+    return r, {f"{name}.{n}": g for n, g in own.items()}
+
+
+def _top_of_stream(split: Split, path: ResidualPath, x: Inputs) -> TrunkFunction:
+    """What is added to every write ↦ the top of the stream."""
+    names = path.writers if path.norm is None else (*path.writers, path.norm)
+
+    def f(offsets: Params) -> Tensor:
+        top: list[Tensor] = []
+
+        def shift(name: str, a: Tensor, w: Tensor) -> Tensor | None:
+            if name == path.norm:
+                top.append(a)
+            return w + offsets[name] if name in offsets else None
+
+        with tapped(split.trunk, names, shift):
+            h = split.trunk_function(x)({})
+        return top[0] if top else h
+
+    return f
+
+
+def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:
+    if shape != r.shape:
+        words = f"{name} writes {tuple(shape)}, and the stream is {tuple(r.shape)}"
+        raise SplitError([f"{words}: name modules whose outputs are added to the stream as they are"])
+
+
+def _shared(delta: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient of a parameter that is added to the stream: a sum over what it is broadcast along."""
+    summed = delta.sum(tuple(range(delta.ndim - parameter.ndim)))
+    missing = parameter.shape[0] - summed.shape[0]
+    return F.pad(summed, (0, 0) * (summed.ndim - 1) + (0, missing)) if missing else summed

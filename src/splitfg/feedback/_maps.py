@@ -1,0 +1,112 @@
+"""From r at the top of the stream to the gradient at a writer."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from splitfg.types import Params
+
+
+class Feedback(ABC):
+    """Predicts dL/dw at every writer from r = dL/dx at the top of the stream, entry by entry of the stream."""
+
+    @property
+    def jvps(self) -> int:
+        """Jacobian-vector products a step that it learns from."""
+        return 0
+
+    @abstractmethod
+    def at(self, writer: str, r: Tensor) -> Tensor:
+        """The prediction at a writer, with the shape of r."""
+
+
+class Identity(Feedback):
+    """The direct path: what r says is taken as it is. Exact where nothing downstream reads what was written."""
+
+    def at(self, writer: str, r: Tensor) -> Tensor:  # noqa: ARG002
+        """R itself."""
+        return r
+
+
+class RandomMaps(Feedback):
+    """A fixed random matrix for every writer: direct feedback alignment, a baseline.
+
+    δ = r Bᵀ with entries of B from N(0, 1 / d), drawn once for each writer by its name.
+
+    Args:
+        seed: Of the matrices.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._maps: Params = {}
+
+    def at(self, writer: str, r: Tensor) -> Tensor:
+        """R through the writer's matrix."""
+        if writer not in self._maps:
+            d = r.shape[-1]
+            generator = torch.Generator().manual_seed(self.seed + zlib.crc32(writer.encode()))
+            self._maps[writer] = (torch.randn(d, d, generator=generator) / d**0.5).to(r)
+        return r @ self._maps[writer].T
+
+
+class MeanJacobian(Feedback):
+    """Learned maps: the mean Jacobian J_i = E[dx_L / dw_i] of the stream, found forward with one JVP a step.
+
+    Unit noise e_i at all writers at once moves the top of the stream by dx ≈ Σ_i e_i J_i, row by row. With what the
+    maps already predict taken off, the delta rule
+
+        J_i ← J_i + rate / (n + D) · Σ over n rows of e_iᵀ (dx - Σ_j e_j J_j),    D noises a row,
+
+    converges to it, for any rate up to one, and δ_i = r J_iᵀ. Maps begin as the identity, which is the direct path.
+
+    Args:
+        rate: How far a step moves the maps.
+    """
+
+    def __init__(self, rate: float = 0.15) -> None:
+        if not 0.0 < rate <= 1.0:
+            raise ValueError(f"rate must be in (0, 1], got {rate}")
+        self.rate = rate
+        self._maps: Params = {}
+
+    @property
+    def jvps(self) -> int:
+        """One."""
+        return 1
+
+    def at(self, writer: str, r: Tensor) -> Tensor:
+        """R through the writer's mean Jacobian."""
+        return r @ self._map(writer, r).T
+
+    def lesson(self, noise: Params, response: Tensor) -> Params:
+        """How the maps should change, by writer: noise e_i ``(..., d)`` and the response dx ``(..., d)`` at the top."""
+        rest = response - sum((e @ self._map(name, e) for name, e in noise.items()), torch.zeros_like(response))
+        rows = rest.flatten(0, -2)
+        step = self.rate / (rows.shape[0] + len(noise) * rows.shape[1])
+        return {name: step * e.flatten(0, -2).T @ rows for name, e in noise.items()}
+
+    def learn(self, lesson: Mapping[str, Tensor]) -> None:
+        """Change the maps, in place: a captured step goes on in the same memory."""
+        for name, change in lesson.items():
+            self._maps.setdefault(name, self._map(name, change)).add_(change)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The maps."""
+        return dict(self._maps)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._maps = {name: m.clone() for name, m in state.items()}
+
+    def _map(self, writer: str, like: Tensor) -> Tensor:
+        if writer not in self._maps:
+            return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+        if self._maps[writer].device != like.device:  # a checkpoint is read to the CPU
+            self._maps[writer] = self._maps[writer].to(like.device)
+        return self._maps[writer]

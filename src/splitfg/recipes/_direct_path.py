@@ -1,0 +1,71 @@
+"""The direct path as a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from splitfg.errors import refuse
+from splitfg.recipes._checks import not_positive
+from splitfg.recipes._methods import MethodRecipe
+
+if TYPE_CHECKING:
+    from splitfg.estimators import Estimator
+    from splitfg.feedback import Feedback
+
+
+@dataclass(frozen=True)
+class IdentityFeedback:
+    """r as it is."""
+
+    def build(self) -> Feedback:
+        """:class:`~splitfg.feedback.Identity`."""
+        from splitfg.feedback import Identity
+
+        return Identity()
+
+
+@dataclass(frozen=True)
+class RandomFeedback:
+    """r through a fixed random matrix for every writer."""
+
+    seed: int = 0
+
+    def build(self) -> Feedback:
+        """:class:`~splitfg.feedback.RandomMaps`."""
+        from splitfg.feedback import RandomMaps
+
+        return RandomMaps(self.seed)
+
+
+@dataclass(frozen=True)
+class MeanJacobianFeedback:
+    """r through the mean Jacobian from every writer to the top, learned with one JVP a step."""
+
+    rate: float = 0.15
+
+    def __post_init__(self) -> None:
+        refuse(not_positive(self, "rate") or ([f"rate must be at most 1, got {self.rate}"] if self.rate > 1 else []))
+
+    def build(self) -> Feedback:
+        """:class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
+        from splitfg.feedback import MeanJacobian
+
+        return MeanJacobian(self.rate)
+
+
+FeedbackRecipe: TypeAlias = IdentityFeedback | RandomFeedback | MeanJacobianFeedback
+
+
+@dataclass(frozen=True)
+class DirectPathMethod(MethodRecipe):
+    """Exact head; what the trunk writes to its residual stream is trained by u along that stream."""
+
+    feedback: FeedbackRecipe = field(default_factory=IdentityFeedback)
+    lean: bool = False
+
+    def build(self) -> Estimator:
+        """:class:`~splitfg.DirectPath`, on the trunk's own ``residual_path()``."""
+        from splitfg.estimators import DirectPath
+
+        return DirectPath(feedback=self.feedback.build(), lean=self.lean)

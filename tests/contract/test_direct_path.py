@@ -1,0 +1,229 @@
+"""What the direct path keeps to: pure, forward only, the same in parts and when lean, clear about what cannot work."""
+
+import re
+
+import pytest
+import torch
+from _toolkit import classes, generator, noise, seeded
+from test_estimator_contract import assert_untouched, photograph, same
+from test_no_backward import Memory
+from torch import nn
+
+from splitfg import (
+    CosineWithWarmup,
+    DirectPath,
+    Estimator,
+    FrozenTrunk,
+    GradientLearner,
+    LinearHead,
+    MeanJacobian,
+    ResidualPath,
+    Split,
+    SplitError,
+    Tied,
+    split,
+)
+from splitfg.feedback import RandomMaps
+from splitfg.models import GPT, GPTConfig
+from splitfg.recipes import Adam
+
+TINY = GPTConfig(layers=2, width=8, heads=2, context=6, vocab=20)
+ESTIMATORS = {
+    "direct": DirectPath,
+    "lean": lambda: DirectPath(lean=True),
+    "random": lambda: DirectPath(feedback=RandomMaps()),
+    "maps": lambda: DirectPath(feedback=MeanJacobian()),
+    "lean maps in parts": lambda: DirectPath(feedback=MeanJacobian(), lean=True, micro_batch=1),
+}
+every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def problem(tied=Tied.INCLUDE, dtype=torch.float64):
+    trunk = GPT(TINY, generator=generator()).to(dtype)
+    s = Split(trunk, LinearHead(trunk.tied_linear()), tied=tied)
+    return s, classes(3, 6, count=20, seed=1), classes(3, 6, count=20, seed=2)
+
+
+class Residual(nn.Module):
+    """Somebody else's model: it knows nothing of paths."""
+
+    def __init__(self, width=6, depth=2, norm=nn.LayerNorm):
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.inner = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(depth))
+        self.outer = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(depth))
+        self.norm = norm(width)
+        self.readout = nn.Linear(width, 3)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            x = x + outer(torch.tanh(inner(x)))
+        return self.readout(self.norm(x))
+
+
+PATH = ResidualPath(("embed", "outer.0", "outer.1"), norm="norm")
+
+
+@every_estimator
+def test_keeps_to_the_protocol(name):
+    s, x, y = problem()
+    estimator = ESTIMATORS[name]()
+    assert isinstance(estimator, Estimator)
+    estimate = estimator(s, x, y, generator=generator())
+    written = {n for n in s.trained_params() if not re.search(r"qkv|fc|norm[12]", n)}
+    assert set(estimate.grads) == written
+    assert all(g.shape == s.trained_params()[n].shape for n, g in estimate.grads.items())
+    assert estimate.stats.biased
+    assert estimate.stats.trunk_backward == 0
+    assert estimate.stats.jvps == ("maps" in name)
+    assert all(v.shape == () and v.isfinite() for v in estimate.stats.norms.values())
+
+
+@every_estimator
+def test_is_pure(name):
+    s, x, y = problem()
+    estimator = ESTIMATORS[name]()
+    before = photograph(s, x, y)
+    first = estimator(s, x, y, generator=generator())
+    assert_untouched(before, photograph(s, x, y))
+    same(first, estimator(s, x, y, generator=generator()), rtol=0, atol=0)
+
+
+@every_estimator
+def test_nothing_is_saved_for_backward(name):
+    def refuse(t):
+        raise AssertionError(f"saved a tensor of shape {tuple(t.shape)}")
+
+    s, x, y = problem()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t):
+        estimate = ESTIMATORS[name]()(s, x, y, generator=generator())
+    assert not any(g.requires_grad for g in estimate.grads.values())
+
+
+@pytest.mark.parametrize("changes", [{"lean": True}, {"micro_batch": 2}, {"lean": True, "micro_batch": 1}])
+def test_is_the_same_in_parts_and_when_lean(changes):
+    s, x, y = problem()
+    same(DirectPath()(s, x, y), DirectPath(**changes)(s, x, y))
+
+
+def test_compiled_equals_eager():
+    s, x, y = problem()
+    eager = DirectPath()(s, x, y)
+    same(eager, torch.compile(DirectPath(), backend="aot_eager")(s, x, y))
+    torch.compiler.reset()
+
+
+def test_a_model_that_was_written_without_us_in_mind():
+    model = seeded(Residual).double()
+    s = split(model)
+    x, y = noise(5, 4), classes(5, count=3)
+    grads = DirectPath(PATH)(s, x, y).grads
+    assert set(grads) == {n for n, _ in model.named_parameters() if not n.startswith("inner")}
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    for name in ("outer.1.weight", "outer.1.bias", "norm.weight", "norm.bias", "readout.weight"):
+        torch.testing.assert_close(grads[name], model.get_parameter(name).grad)
+
+
+def test_lean_is_flat_in_depth():
+    """Sixteen more blocks cost their parameters, and not one more activation."""
+
+    def peak(depth, **settings):
+        path = ResidualPath(("embed", *(f"outer.{i}" for i in range(depth))), norm="norm")
+        s, x, y = (
+            split(seeded(lambda: Residual(depth=depth))),
+            noise(512, 4, dtype=torch.float32),
+            classes(512, count=3),
+        )
+        DirectPath(path, **settings)(s, x, y)
+        with Memory() as memory:
+            DirectPath(path, **settings)(s, x, y)
+        return memory.peak
+
+    activation = 4 * 512 * 6
+    assert peak(20, lean=True) - peak(4, lean=True) < activation
+    assert peak(20) - peak(4) > 16 * activation
+
+
+class TestTraining:
+    @pytest.mark.parametrize("name", ["direct", "maps"])
+    def test_learns_what_a_frozen_trunk_cannot(self, name):
+        def last_loss(estimator):
+            s, x, y = problem(dtype=torch.float32)
+            learner = GradientLearner(s, estimator, Adam(lr=1e-2).build(s), schedule=CosineWithWarmup(60, 3))
+            draws = generator()
+            return [float(learner.step(x, y, generator=draws).loss) for _ in range(60)][-1]
+
+        assert last_loss(ESTIMATORS[name]()) < 0.7 * last_loss(FrozenTrunk())
+
+    def test_goes_on_where_it_was(self):
+        def learner():
+            s, *batch = problem()
+            return GradientLearner(s, DirectPath(feedback=MeanJacobian()), Adam(lr=1e-2).build(s)), batch
+
+        (through, batch), (first, _), (second, _) = learner(), learner(), learner()
+        draws, again = generator(), generator()
+        for _ in range(6):
+            through.step(*batch, generator=draws)
+        for _ in range(3):
+            first.step(*batch, generator=again)
+        second.load_state_dict(first.state_dict())
+        for _ in range(3):
+            second.step(*batch, generator=again)
+        for name, p in through.state_dict()["model"].items():
+            assert torch.equal(second.state_dict()["model"][name], p)
+        assert set(through.state_dict()["maps"]) == set(through.split.trunk.residual_path().writers)
+
+
+class TestRefusals:
+    def refused(self, estimator, model=None):
+        s = split(seeded(model or Residual).double())
+        with pytest.raises(SplitError) as caught:
+            estimator(s, noise(5, 4), classes(5, count=3))
+        return caught.value.problems
+
+    def test_a_trunk_that_does_not_say_where_it_writes(self):
+        (problem,) = self.refused(DirectPath())
+        assert "path=ResidualPath(...)" in problem
+
+    def test_everything_that_is_wrong_with_a_path(self):
+        path = ResidualPath(
+            ("embed", "nowhere", "norm"), norm="inner.0", added={"lost": "embed", "norm.bias": "outer.0"}
+        )
+        problems = self.refused(DirectPath(path))
+        wanted = (
+            "'nowhere', which is no module",
+            "'lost', which is no parameter",
+            "norm.bias is added beside 'outer.0'",
+        )
+        for words in (*wanted, "norm (LayerNorm) cannot be trained by what it writes", "no closed form for inner.0"):
+            assert any(words in p for p in problems), words
+        assert len(problems) == 5
+
+    def test_a_path_without_writers(self):
+        assert self.refused(DirectPath(ResidualPath((), norm="norm"))) == ("the path has no writer",)
+
+    @pytest.mark.parametrize("lean", [False, True])
+    def test_a_module_that_does_not_write_to_the_stream(self, lean):
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed", "inner.0"), norm="norm"), lean=lean))
+        assert "inner.0 writes (5, 12), and the stream is (5, 6)" in problem
+
+    def test_a_norm_that_computes_something_else(self):
+        class Other(nn.LayerNorm):
+            def forward(self, x):
+                return super().forward(x).tanh()
+
+        (problem,) = self.refused(DirectPath(PATH), lambda: Residual(norm=Other))
+        assert "no closed form for norm (Other)" in problem
+
+    def test_maps_without_a_generator(self):
+        (problem,) = self.refused(DirectPath(PATH, feedback=MeanJacobian()))
+        assert "pass generator=" in problem
+
+    def test_a_class_for_an_object(self):
+        with pytest.raises(SplitError, match=r"feedback=MeanJacobian\(\)"):
+            DirectPath(feedback=MeanJacobian)
+
+    def test_a_rate_no_map_can_follow(self):
+        with pytest.raises(ValueError, match="rate must be in"):
+            MeanJacobian(rate=2)

@@ -1,0 +1,237 @@
+"""The direct path against autograd: closed forms of norms and writers, where it is exact, and what its maps learn."""
+
+import pytest
+import torch
+from _toolkit import classes, generator, noise, seeded
+from torch import nn
+
+from splitfg import Backprop, LinearHead, Split, Tied
+from splitfg.estimators import DirectPath
+from splitfg.feedback import Identity, MeanJacobian, RandomMaps, ResidualPath, pull_back, write_gradients
+from splitfg.models import GPT, GPTConfig
+
+DOUBLE = torch.float64
+TINY = GPTConfig(layers=3, width=16, heads=2, context=8, vocab=30)
+
+
+def by_autograd(module, x, cotangent):
+    """The pullback of x, if it can have one, and of the parameters."""
+    x = x.clone().requires_grad_(x.is_floating_point())
+    module(x).backward(cotangent)
+    return x.grad, {n: p.grad for n, p in module.named_parameters()}
+
+
+def stir(module):
+    """Parameters that no norm begins with."""
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            p.add_(noise(*p.shape, seed=i))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.LayerNorm(5), (4, 3, 5)),
+        (nn.LayerNorm((3, 5)), (4, 3, 5)),
+        (nn.LayerNorm(5, bias=False), (4, 5)),
+        (nn.LayerNorm(5, elementwise_affine=False, eps=0.1), (4, 5)),
+        (nn.RMSNorm(5), (4, 3, 5)),
+        (nn.RMSNorm((3, 5), eps=0.1), (4, 3, 5)),
+        (nn.RMSNorm(5, elementwise_affine=False), (4, 5)),
+        (nn.GroupNorm(2, 6), (4, 6, 3, 2)),
+        (nn.GroupNorm(3, 6, affine=False), (4, 6)),
+        (nn.Identity(), (4, 5)),
+    ],
+)
+def test_norms_are_pulled_back_as_autograd_does(module, shape):
+    module = stir(module.double())
+    x, u = noise(*shape, seed=3), noise(*shape, seed=4)
+    expected, expected_own = by_autograd(module, x, u)
+    with torch.no_grad():
+        r, own = pull_back(module, x, u)
+    torch.testing.assert_close(r, expected)
+    assert set(own) == set(expected_own)
+    for name, g in expected_own.items():
+        torch.testing.assert_close(own[name], g)
+
+
+@pytest.mark.parametrize(
+    ("module", "a"),
+    [
+        (nn.Linear(4, 5), noise(3, 2, 4)),
+        (nn.Linear(4, 5, bias=False), noise(3, 4)),
+        (nn.Embedding(7, 5), classes(3, 4, count=7)),
+        (nn.Embedding(7, 5, padding_idx=2), classes(6, 4, count=7)),
+        (nn.Conv2d(2, 5, 3, padding=1), noise(3, 2, 6, 6)),
+        (nn.Conv2d(4, 6, 3, stride=2, groups=2, bias=False), noise(3, 4, 7, 7)),
+    ],
+)
+def test_writers_are_trained_as_autograd_does(module, a):
+    module = module.double()
+    delta = noise(*module(a).shape, seed=5)
+    _, expected = by_autograd(module, a, delta)
+    with torch.no_grad():
+        found = write_gradients(module, a, delta)
+    assert set(found) == set(expected)
+    for name, g in expected.items():
+        torch.testing.assert_close(found[name], g)
+
+
+class Parallel(nn.Module):
+    """Writers that read the input and never the stream: the identity path is all there is."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, width), nn.Linear(4, width, bias=False)
+        self.place = nn.Parameter(torch.zeros(8, width))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        return self.norm(self.first(x) + self.place[: x.shape[1]] + self.second(torch.tanh(x)))
+
+    def residual_path(self):
+        return ResidualPath(("first", "second"), norm="norm", added={"place": "first"})
+
+
+class Linear(nn.Module):
+    """A stream that is read by linear maps alone, x ← x + x A: its Jacobians are the same everywhere."""
+
+    def __init__(self, width=4, depth=3):
+        super().__init__()
+        self.embed = nn.Linear(5, width)
+        self.writers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for writer in self.writers:
+            x = x + writer(x)
+        return x
+
+    def residual_path(self):
+        return ResidualPath(("embed", *(f"writers.{i}" for i in range(len(self.writers)))))
+
+
+def splits(trunk, width, classes=3):
+    return seeded(lambda: Split(stir(trunk().double()), LinearHead(nn.Linear(width, classes, dtype=DOUBLE))))
+
+
+def assert_same(found, expected, names):
+    for n in names:
+        torch.testing.assert_close(found[n], expected[n], msg=n)
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_exact_where_nothing_reads_the_stream(lean):
+    s, x, y = splits(Parallel, 6), noise(5, 3, 4), classes(5, 3, count=3)
+    estimate, expected = DirectPath(lean=lean)(s, x, y), Backprop()(s, x, y)
+    assert set(estimate.grads) == set(expected.grads)
+    assert_same(estimate.grads, expected.grads, expected.grads)
+    assert estimate.loss == expected.loss
+
+
+def gpt(tied):
+    trunk = GPT(TINY, generator=generator()).double()
+    with torch.no_grad():
+        for p in trunk.parameters():
+            p.add_(0.2 * noise(*p.shape, seed=p.numel()))
+    return Split(trunk, LinearHead(trunk.tied_linear()), tied=tied)
+
+
+def tokens(seed):
+    return classes(4, 6, count=30, seed=seed)
+
+
+def test_exact_at_the_last_writer_and_the_norm_of_a_gpt():
+    s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
+    estimate, expected = DirectPath()(s, x, y).grads, Backprop()(s, x, y).grads
+    last = ["blocks.2.mlp.out.weight", "blocks.2.mlp.out.bias", "norm.weight", "norm.bias"]
+    assert_same(estimate, expected, [f"trunk.{n}" for n in last])
+    assert not torch.allclose(estimate["trunk.blocks.0.mlp.out.weight"], expected["trunk.blocks.0.mlp.out.weight"])
+
+
+def test_along_the_identity_path_alone():
+    """The gradient of every writer if no block were to read what the others wrote: r, by autograd, at every site."""
+    s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
+    estimate = DirectPath()(s, x, y).grads
+    h = s.h(x)
+    u = s.head(h, y).u
+    read = {}
+    handle = s.trunk.norm.register_forward_hook(lambda module, inputs, output: read.update(top=inputs[0]))
+    s.h(x)
+    handle.remove()
+    r, _ = by_autograd(s.trunk.norm, read["top"].detach(), u)
+    position = torch.zeros_like(s.trunk.position)
+    position[:6] = r.sum(0)
+    torch.testing.assert_close(estimate["trunk.position"], position)
+    lookup = torch.zeros(30, 16, dtype=DOUBLE).index_add(0, x.flatten(), r.flatten(0, 1))
+    readout = s.head(h, y).grads["0.weight"]
+    torch.testing.assert_close(estimate["trunk.token.weight"], readout + lookup)
+
+
+def test_a_tied_table_is_looked_up_untrained_under_exclude():
+    s, x, y = gpt(Tied.EXCLUDE), tokens(1), tokens(2)
+    table = DirectPath()(s, x, y).grads["trunk.token.weight"]
+    assert torch.equal(table, s.head(s.h(x), y).grads["0.weight"])
+
+
+class TestMeanJacobian:
+    def test_begins_as_the_direct_path(self):
+        s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
+        mapped, direct = (DirectPath(feedback=f)(s, x, y, generator=generator()) for f in (MeanJacobian(), Identity()))
+        assert_same(mapped.grads, direct.grads, direct.grads)
+        assert (mapped.stats.jvps, direct.stats.jvps) == (1, 0)
+
+    def test_finds_the_jacobians_of_a_linear_stream_and_with_them_the_gradient(self):
+        s, y = splits(Linear, 4), classes(64, count=3)
+        with torch.no_grad():
+            for p in s.trunk.parameters():
+                p.mul_(0.3)
+        maps = MeanJacobian(rate=0.3)
+        estimator, draws = DirectPath(feedback=maps), generator()
+        for i in range(150):
+            maps.learn(estimator(s, noise(64, 5, seed=i), y, generator=draws).stats.lesson)
+        eye = torch.eye(4, dtype=DOUBLE)
+        expected = eye
+        for i in reversed(range(3)):
+            torch.testing.assert_close(maps.at(f"writers.{i}", eye), expected.T, rtol=0, atol=1e-6)
+            expected = (eye + s.trunk.writers[i].weight.T) @ expected
+        torch.testing.assert_close(maps.at("embed", eye), expected.T, rtol=0, atol=1e-6)
+        x = noise(64, 5, seed=999)
+        assert_same_closely(estimator(s, x, y, generator=draws).grads, Backprop()(s, x, y).grads)
+
+    def test_comes_nearer_to_the_gradient_of_a_gpt(self):
+        s, draws = gpt(Tied.INCLUDE), generator()
+        maps = MeanJacobian()
+        for i in range(300):
+            maps.learn(DirectPath(feedback=maps)(s, tokens(i), tokens(i + 1), generator=draws).stats.lesson)
+        x, y = tokens(1000), tokens(1001)
+        exact = Backprop()(s, x, y).grads
+        far = {}
+        for feedback in (maps, Identity(), RandomMaps()):
+            grads = DirectPath(feedback=feedback)(s, x, y, generator=draws).grads
+            far[type(feedback)] = sum((grads[n] - exact[n]).square().sum() for n in grads)
+        assert far[MeanJacobian] < 0.9 * far[Identity]
+        assert far[Identity] < far[RandomMaps]
+
+    def test_goes_on_from_its_state(self):
+        maps, again = MeanJacobian(), MeanJacobian()
+        maps.learn({"w": noise(3, 3)})
+        again.load_state_dict(maps.state_dict())
+        maps.learn({"w": noise(3, 3)})
+        again.learn({"w": noise(3, 3)})
+        assert torch.equal(again.at("w", noise(2, 3)), maps.at("w", noise(2, 3)))
+
+
+def assert_same_closely(found, expected):
+    for n, g in expected.items():
+        torch.testing.assert_close(found[n], g, rtol=1e-4, atol=1e-6, msg=n)
+
+
+def test_random_maps_are_drawn_once_for_every_writer():
+    r = noise(5, 4)
+    first, again, other = RandomMaps(), RandomMaps(), RandomMaps(seed=1)
+    assert torch.equal(first.at("b", r), first.at("b", r))
+    assert not torch.equal(first.at("a", r), first.at("b", r))
+    assert torch.equal(again.at("b", r), first.at("b", r))
+    assert not torch.equal(other.at("b", r), first.at("b", r))
