@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from splitfg.errors import NonFiniteError as NonFiniteError
     from splitfg.errors import SplitError as SplitError
     from splitfg.estimators import (
+        ActivityFG as ActivityFG,
+    )
+    from splitfg.estimators import (
         Backprop as Backprop,
     )
     from splitfg.estimators import (
@@ -58,7 +61,6 @@ if TYPE_CHECKING:
         SplitFG as SplitFG,
     )
     from splitfg.feedback import MeanJacobian as MeanJacobian
-    from splitfg.feedback import ResidualPath as ResidualPath
     from splitfg.heads import (
         CrossEntropy as CrossEntropy,
     )
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
     )
     from splitfg.learners import CapturedLearner as CapturedLearner
     from splitfg.learners import GradientLearner as GradientLearner
+    from splitfg.sites import Activities as Activities
+    from splitfg.sites import ResidualPath as ResidualPath
     from splitfg.tangents import (
         Conditioned as Conditioned,
     )
@@ -143,6 +147,7 @@ _HOMES = {
     "splitfg.engines": ("CentralDifference", "ForwardMode", "OneSidedDifference"),
     "splitfg.errors": ("NonFiniteError", "SplitError"),
     "splitfg.estimators": (
+        "ActivityFG",
         "Backprop",
         "CheckpointedBackprop",
         "DirectPath",
@@ -154,7 +159,7 @@ _HOMES = {
         "Projection",
         "SplitFG",
     ),
-    "splitfg.feedback": ("MeanJacobian", "ResidualPath"),
+    "splitfg.feedback": ("MeanJacobian",),
     "splitfg.heads": (
         "CrossEntropy",
         "Head",
@@ -165,6 +170,7 @@ _HOMES = {
         "SquaredError",
     ),
     "splitfg.learners": ("CapturedLearner", "GradientLearner"),
+    "splitfg.sites": ("Activities", "ResidualPath"),
     "splitfg.tangents": (
         "Conditioned",
         "Gaussian",

@@ -7,8 +7,9 @@ from torch import nn
 
 from splitfg import Backprop, LinearHead, Split, Tied
 from splitfg.estimators import DirectPath
-from splitfg.feedback import Identity, MeanJacobian, RandomMaps, ResidualPath, pull_back, write_gradients
+from splitfg.feedback import Identity, MeanJacobian, RandomMaps
 from splitfg.models import GPT, GPTConfig
+from splitfg.sites import ResidualPath, layer_gradients, pull_back
 
 DOUBLE = torch.float64
 TINY = GPTConfig(layers=3, width=16, heads=2, context=8, vocab=30)
@@ -72,7 +73,7 @@ def test_writers_are_trained_as_autograd_does(module, a):
     delta = noise(*module(a).shape, seed=5)
     _, expected = by_autograd(module, a, delta)
     with torch.no_grad():
-        found = write_gradients(module, a, delta)
+        found = layer_gradients(module, a, delta)
     assert set(found) == set(expected)
     for name, g in expected.items():
         torch.testing.assert_close(found[name], g)

@@ -1,6 +1,7 @@
 """Estimators: ``estimator(split, x, y, generator=...) -> Estimate``, one method per file."""
 
 from splitfg.estimators._combine import Combination, Mean, Projection
+from splitfg.estimators.activity_fg import ActivityFG
 from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
 from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
@@ -10,6 +11,7 @@ from splitfg.estimators.protocol import Estimator
 from splitfg.estimators.split_fg import SplitFG
 
 __all__ = [
+    "ActivityFG",
     "Backprop",
     "CheckpointedBackprop",
     "Combination",

@@ -17,17 +17,9 @@ from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
-from splitfg.feedback import (
-    Feedback,
-    Identity,
-    MeanJacobian,
-    ResidualPath,
-    ResidualTrunk,
-    pull_back,
-    tapped,
-    write_gradients,
-)
-from splitfg.types import Estimate, Inputs, Params, Stats, Target, TrunkFunction
+from splitfg.feedback import Feedback, Identity, MeanJacobian
+from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, shifted, tapped
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ class DirectPath:
 
         def write(name: str, a: Tensor, shape: torch.Size) -> None:
             _check_write(name, shape, r)
-            own = write_gradients(trunk.get_submodule(name), a, self.feedback.at(name, r))
+            own = layer_gradients(trunk.get_submodule(name), a, self.feedback.at(name, r))
             grads.update(added(grads, {f"{name}.{n}": g for n, g in own.items()}))
 
         if self.lean:
@@ -122,7 +114,8 @@ class DirectPath:
         noise = {n: torch.randn(r.shape, dtype=r.dtype, device=r.device, generator=generator) for n in path.writers}
         still = {n: torch.zeros_like(r) for n in path.writers}
         moved = {n: e.unsqueeze(0) for n, e in noise.items()}
-        _, response = ForwardMode(1)(_top_of_stream(split, path, x), still, moved)
+        f = shifted(split.trunk, lambda: split.trunk_function(x)({}), path.writers, path.norm)
+        _, response = ForwardMode(1)(f, still, moved)
         return self.feedback.lesson(noise, response.squeeze(0))
 
     def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
@@ -135,25 +128,6 @@ class DirectPath:
 def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
     return r, {f"{name}.{n}": g for n, g in own.items()}
-
-
-def _top_of_stream(split: Split, path: ResidualPath, x: Inputs) -> TrunkFunction:
-    """What is added to every write ↦ the top of the stream."""
-    names = path.writers if path.norm is None else (*path.writers, path.norm)
-
-    def f(offsets: Params) -> Tensor:
-        top: list[Tensor] = []
-
-        def shift(name: str, a: Tensor, w: Tensor) -> Tensor | None:
-            if name == path.norm:
-                top.append(a)
-            return w + offsets[name] if name in offsets else None
-
-        with tapped(split.trunk, names, shift):
-            h = split.trunk_function(x)({})
-        return top[0] if top else h
-
-    return f
 
 
 def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
-from splitfg.feedback import ResidualPath
 from splitfg.models._init import linear
+from splitfg.sites import ResidualPath
 
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""

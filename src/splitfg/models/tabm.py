@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import uniform_fan_in_
+from splitfg.sites import Activities
+from splitfg.types import Params
 
 ADAPTER_STD = 0.1
 """Spread of the adapters around 1 at initialisation: enough to break the members' symmetry."""
@@ -46,6 +48,28 @@ class BatchEnsembleLinear(nn.Module):
         """The members' outputs y."""
         return ((x * self.r) @ self.weight.T) * self.s + self.bias
 
+    def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
+        """Of its parameters, from what it read and δ = dL/dy; see :class:`~splitfg.sites.LocalLayer`."""
+        adapted, scaled = a * self.r, delta * self.s
+        return {
+            "weight": scaled.flatten(0, -2).T @ adapted.flatten(0, -2),
+            "bias": delta.flatten(0, -2).sum(0),
+            "r": ((scaled @ self.weight) * a).flatten(0, -3).sum(0),
+            "s": (delta * (adapted @ self.weight.T)).flatten(0, -3).sum(0),
+        }
+
+
+class MemberMean(nn.Module):
+    """The mean over members, ``(B, members, d)`` to ``(B, d)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean."""
+        return x.mean(dim=-2)
+
+    def pull_back(self, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
+        """Each member's share of u; see :class:`~splitfg.sites.ClosedForm`."""
+        return (u / x.shape[-2]).unsqueeze(-2).expand_as(x), {}
+
 
 class TabM(nn.Module):
     """BatchEnsemble layers with ReLU, averaged over the members before a linear head.
@@ -79,10 +103,16 @@ class TabM(nn.Module):
         self.layers = nn.ModuleList(
             BatchEnsembleLinear(n, m, members=members, generator=generator) for n, m in pairwise(sizes)
         )
+        self.mean = MemberMean()
 
     def forward(self, x: Tensor) -> Tensor:
         """The representation h, the mean over the members."""
         members = x.unsqueeze(-2)
         for layer in self.layers:
             members = torch.relu(layer(members))
-        return members.mean(dim=-2)
+        h: Tensor = self.mean(members)
+        return h
+
+    def activities(self) -> Activities:
+        """Every layer; members do not mix before their mean."""
+        return Activities(tuple(f"layers.{i}" for i in range(len(self.layers))), top="mean", rows=2)

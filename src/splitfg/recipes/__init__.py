@@ -12,6 +12,7 @@ from splitfg.recipes._direct_path import (
 )
 from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.recipes._methods import (
+    ActivityMethod,
     BackpropMethod,
     ConditionedLaw,
     EvolutionMethod,
@@ -28,6 +29,7 @@ from splitfg.recipes._optimizers import SGD, Adam, AdamL2, AdamW, LaggedRMS, Muo
 
 __all__ = [
     "SGD",
+    "ActivityMethod",
     "Adam",
     "AdamL2",
     "AdamW",

@@ -126,6 +126,24 @@ class SplitFGMethod(MethodRecipe):
 
 
 @dataclass(frozen=True)
+class ActivityMethod(MethodRecipe):
+    """Exact head, K tangents at what the trunk's layers write, a score for every row; ``chunk`` ride together."""
+
+    K: int = 8
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "K", "chunk"))
+
+    def build(self) -> Estimator:
+        """:class:`~splitfg.ActivityFG`, on the trunk's own ``activities()``."""
+        from splitfg.engines import ForwardMode
+        from splitfg.estimators import ActivityFG
+
+        return ActivityFG(self.K, engine=ForwardMode(self.chunk))
+
+
+@dataclass(frozen=True)
 class PureFGMethod(MethodRecipe):
     """K tangents over trunk and head alike."""
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from splitfg.errors import refuse
 from splitfg.recipes._checks import below
 from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
-from splitfg.recipes._methods import BackpropMethod, EvolutionMethod, FrozenMethod, PureFGMethod, SplitFGMethod
+from splitfg.recipes._methods import (
+    ActivityMethod,
+    BackpropMethod,
+    EvolutionMethod,
+    FrozenMethod,
+    PureFGMethod,
+    SplitFGMethod,
+)
 from splitfg.recipes._optimizers import Adam
 
 if TYPE_CHECKING:
@@ -42,6 +49,7 @@ TabularMethod: TypeAlias = (
     | PredictiveCodingMethod
     | HopfieldMethod
     | SplitFGMethod
+    | ActivityMethod
     | FrozenMethod
 )
 
@@ -53,9 +61,11 @@ METHODS: dict[str, TabularMethod] = {
     "forward_forward": ForwardForwardMethod(),
     "predictive_coding": PredictiveCodingMethod(),
     "hopfield": HopfieldMethod(),
+    "activity_fg": ActivityMethod(K=8, chunk=2),
     "frozen": FrozenMethod(),
 }
-"""The methods by name, with the paper's K = 8. Two tangents ride together: on a CPU a chunk then fits its cache."""
+"""The methods by name, with the paper's K = 8; activity tangents are not the paper's. Two tangents ride together: on a
+CPU a chunk then fits its cache."""
 
 
 @dataclass(frozen=True)

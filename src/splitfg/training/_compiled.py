@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from splitfg._split import Split
 from splitfg.engines import ForwardMode
-from splitfg.estimators import CheckpointedBackprop, DirectPath, Estimator, ForwardGradient, SplitFG
+from splitfg.estimators import ActivityFG, CheckpointedBackprop, DirectPath, Estimator, ForwardGradient, SplitFG
 from splitfg.heads import LinearHead, OutputLoss
 from splitfg.heads._losses import Facts, Spikes
 from splitfg.types import Engine, Params, TrunkFunction
@@ -38,15 +38,15 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
 
     Args:
         split: The network.
-        estimator: Any estimator. Tangents pushed by forward mode are compiled with the engine; a direct path looks
-            into a trunk as it is; other methods get a compiled trunk.
+        estimator: Any estimator. Weight tangents pushed by forward mode are compiled with the engine; a direct path and
+            activity tangents look into a trunk as it is; other methods get a compiled trunk.
         compile_: What compiles a function.
     """
     if isinstance(estimator, SplitFG | ForwardGradient) and isinstance(estimator.engine, ForwardMode):
         pushed = dataclasses.replace(estimator, engine=CompiledEngine(estimator.engine, compile_))
         # the pure forward gradient has the head inside what is pushed
         return (split if isinstance(estimator, ForwardGradient) else _twin(split, split.trunk, compile_)), pushed
-    if isinstance(estimator, DirectPath):
+    if isinstance(estimator, DirectPath | ActivityFG):
         return _twin(split, split.trunk, compile_), estimator
     if isinstance(estimator, CheckpointedBackprop):
         return _twin(split, CompiledTrunk(estimator.trunk(split), compile_), compile_), estimator.plain()

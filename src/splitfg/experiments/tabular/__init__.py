@@ -8,7 +8,7 @@ from typing import Literal
 from splitfg.errors import refuse
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paired, Preset, Row, Table
 from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
-from splitfg.recipes import Adam
+from splitfg.recipes import ActivityMethod, Adam
 from splitfg.recipes._checks import below, not_positive, rho_problems
 from splitfg.recipes.tables import METHODS, Network, TabularMethod
 
@@ -54,16 +54,18 @@ _NOTE = (
 )
 
 
+_ACTIVITY: dict[str, tuple[str, TabularMethod]] = {
+    "activity_fg": ("Activity tangents, K = 8", METHODS["activity_fg"]),
+    "activity_fg_k1": ("Activity tangents, K = 1", ActivityMethod(K=1)),
+}
+
+
 def _presets() -> tuple[Preset, ...]:
-    pairs = [(row, method) for row in DATA for method in METHOD_TITLES if method in row.paper]
+    paper = [(row, m, METHOD_TITLES[m], METHODS[m]) for row in DATA for m in METHOD_TITLES if m in row.paper]
+    beyond = [(row, m, title, method) for row in DATA for m, (title, method) in _ACTIVITY.items()]
     return tuple(
-        Preset(
-            f"{row.name}-{method}",
-            f"{row.label}: {METHOD_TITLES[method]}",
-            Tabular(row.name, METHODS[method]),
-            seeds=tuple(range(FOLDS)),
-        )
-        for row, method in pairs
+        Preset(f"{row.name}-{m}", f"{row.label}: {title}", Tabular(row.name, method), seeds=tuple(range(FOLDS)))
+        for row, m, title, method in (*paper, *beyond)
     )
 
 
@@ -84,6 +86,26 @@ def _test_row(row: DataRow) -> Row:
     ours, methods = f"{row.name}-split_fg", (m for m in METHOD_TITLES if m != "split_fg")
     cells = (Paired(ours, f"{row.name}-{m}", row.metric, better, decimals) if m in row.paper else None for m in methods)
     return Row(row.label, tuple(cells))
+
+
+def _activity_row(row: DataRow) -> Row:
+    better: Literal["lower", "higher"] = "higher" if row.metric == "accuracy" else "lower"
+    decimals = 1 if row.metric == "accuracy" else 3
+    cells = (
+        Cell(f"{row.name}-{m}", row.metric, row.paper.get(m), decimals) for m in ("backprop", "split_fg", *_ACTIVITY)
+    )
+    lead = Paired(f"{row.name}-activity_fg", f"{row.name}-split_fg", row.metric, better, decimals)
+    return Row(row.label, (*cells, lead))
+
+
+def _activity() -> Table:
+    return Table(
+        "tabular-activity",
+        "Activity tangents: what layers write is perturbed instead of their weights",
+        ("Backprop", "Split-FG, K = 8", *(title for title, _ in _ACTIVITY.values()), "Lead over Split-FG"),
+        tuple(_activity_row(row) for row in DATA),
+        note=f"Not in the paper. Accuracy in %, or RMSE on the last four sets. {_NOTE}",
+    )
 
 
 def _tests() -> Table:
@@ -131,6 +153,7 @@ EXPERIMENT = Experiment(
             "Forward-Forward compares labels and is defined for classification only.",
         ),
         _tests(),
+        _activity(),
     ),
     figures=tuple(_loss_curves(row) for row in DATA),
 )

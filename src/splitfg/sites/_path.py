@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from splitfg.feedback._pullback import has_pull_back
-from splitfg.feedback._writes import can_write
+from splitfg.sites._layers import has_layer_gradients
+from splitfg.sites._pullback import has_pull_back
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ResidualPath:
             if writer not in self.writers
         ]
         for name in self.writers:
-            if name in modules and not can_write(modules[name]):
+            if name in modules and not has_layer_gradients(modules[name]):
                 kind = type(modules[name]).__name__
                 found.append(
                     f"{name} ({kind}) cannot be trained by what it writes: name an nn.Linear, nn.Embedding or"

@@ -1,0 +1,155 @@
+"""Activity tangents: perturb what layers write instead of their weights, and score every row on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitfg._split import Split
+from splitfg._validate import check_batch, check_loss, skip_checks
+from splitfg.engines import ForwardMode
+from splitfg.errors import SplitError, refuse
+from splitfg.estimators._grads import added, norm
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._push import check_engine, push
+from splitfg.estimators._settings import kind_problems, tangent_problems
+from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted, tapped
+from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
+
+
+@dataclass(frozen=True)
+class ActivityFG:
+    """Exact head; tangents e at what the trunk's layers z_l = layer(a_l) write, one score for every row b.
+
+    With r the gradient at the top, which u gives, and J_b the Jacobian of row b of the top,
+
+        d_kb = <r_b, J_b e_kb>,    δ̂_lb = (1/K) Σ_k d_kb e_klb,    E[δ̂_lb] = dL/dz_lb,    ĝ_W = Σ_b δ̂_lb a_lbᵀ:
+
+    unbiased, no reverse pass, no transposed weight. A row's tangent has as many entries as its layers have outputs,
+    not as many as they have weights, and rows do not disturb each other's scores: there is far less noise than in
+    weight tangents, where rows do not mix before the top.
+
+    Args:
+        K: Tangents per estimate.
+        activities: Which layers, and which rows; by default what the trunk's ``activities()`` says, or else every layer
+            that knows its own gradient, and a score for every sample.
+        engine: How J e is found, and how many tangents ride together.
+    """
+
+    K: int = 8
+    activities: Activities | None = None
+    engine: Engine = field(default_factory=ForwardMode)
+
+    def __post_init__(self) -> None:
+        refuse(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+        """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        check_batch(split, x, y, generator, tangents=False)
+        check_engine(self.engine, split)
+        chosen = self._activities(split)
+        with torch.no_grad():
+            seen, head = _look(split, chosen, x), HeadPass(split, y)
+            r, grads = head.u(0, seen.h, y), Params()
+            if chosen.top is not None:
+                r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.top, r)
+                grads = {f"{chosen.top}.{n}": g for n, g in own.items()}
+            f = shifted(split.trunk, lambda: split.trunk_function(x)({}), seen.inputs, chosen.top)
+            deltas, scores = self._deltas(split, x, f, seen.shapes, r, chosen.rows, generator)
+            for name, a in seen.inputs.items():
+                own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
+                grads.update({f"{name}.{n}": g for n, g in own.items()})
+            return self._assembled(split.named_trunk_grads(grads), scores, head)
+
+    def _activities(self, split: Split) -> Activities:
+        chosen = self.activities
+        if chosen is None:
+            chosen = split.trunk.activities() if isinstance(split.trunk, ActivityTrunk) else Activities()
+        if not skip_checks():
+            refuse(chosen.problems(split.trunk))
+        return chosen
+
+    def _deltas(
+        self,
+        split: Split,
+        x: Inputs,
+        f: TrunkFunction,
+        shapes: Mapping[str, torch.Size],
+        r: Tensor,
+        rows: int,
+        generator: torch.Generator,
+    ) -> tuple[Params, Tensor]:
+        """The estimated gradient at every layer's output, and the K scores summed over rows."""
+        still = {name: torch.zeros(shape, dtype=r.dtype, device=r.device) for name, shape in shapes.items()}
+        deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, []
+        for noise in self._noise(still, generator):
+            _, response = push(self.engine, f, still, noise, split=split, x=x)
+            d = (response * r).flatten(1 + rows).sum(-1) if r.ndim > rows else response * r  # (c, *rows)
+            scores.append(d.flatten(1).sum(1))
+            for name, e in noise.items():
+                deltas[name] += (d.view(*d.shape, *[1] * (e.ndim - d.ndim)) * e).sum(0) / self.K
+            del noise, e  # before the next ones are drawn
+        return deltas, torch.cat(scores)
+
+    def _noise(self, like: Params, generator: torch.Generator) -> Iterator[Params]:
+        """Unit noise for every layer, ``chunk`` tangents at a time; the same numbers whatever the chunk."""
+        if not isinstance(generator, torch.Generator):
+            raise SplitError(["tangents are drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
+        chunk = self.engine.chunk or self.K
+        for start in range(0, self.K, chunk):
+            drawn = [
+                {n: torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator) for n, z in like.items()}
+                for _ in range(start, min(start + chunk, self.K))
+            ]
+            yield {name: torch.stack([tangent[name] for tangent in drawn]) for name in like}
+
+    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass) -> Estimate:
+        exact = head.result()
+        check_loss(exact.loss, scores)
+        norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
+        stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One pass: h, what is scored, and what each layer read and the shape of what it wrote."""
+
+    h: Tensor
+    top: Tensor
+    inputs: Params
+    shapes: Mapping[str, torch.Size]
+
+
+def _look(split: Split, chosen: Activities, x: Inputs) -> _Seen:
+    names, tops = chosen.names(split.trunk), []
+    inputs, shapes = Params(), {}
+
+    def look(name: str, a: Tensor, z: Tensor) -> None:
+        if name == chosen.top:
+            tops.append(a)
+            return
+        if name in inputs:
+            raise SplitError([f"{name} is called twice in one pass, so its activities are not one: leave it out"])
+        inputs[name], shapes[name] = a, z.shape
+
+    with tapped(split.trunk, names if chosen.top is None else (*names, chosen.top), look):
+        h = split.h(x)
+    top = tops[0] if tops else h
+    _check_rows(chosen, top, shapes)
+    return _Seen(h, top, inputs, shapes)
+
+
+def _check_rows(chosen: Activities, top: Tensor, shapes: Mapping[str, torch.Size]) -> None:
+    rows = top.shape[: chosen.rows]
+    refuse(
+        [
+            f"{name} writes {tuple(shape)}, which does not begin with the {tuple(rows)} rows that are scored: choose"
+            " other layers or rows"
+            for name, shape in shapes.items()
+            if shape[: chosen.rows] != rows
+        ]
+    )

@@ -1,0 +1,84 @@
+"""Where activity tangents are put."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from splitfg.errors import refuse
+from splitfg.sites._layers import has_layer_gradients
+from splitfg.sites._pullback import has_pull_back
+
+
+@dataclass(frozen=True)
+class Activities:
+    """The layers of a trunk whose outputs are perturbed, and up to where its rows do not mix.
+
+    Names are those of the trunk's modules.
+
+    Attributes:
+        layers: Layers, each called once a pass, that know the gradient of their own parameters from the one at what
+            they wrote (``nn.Linear``, ``nn.Conv2d``, ``nn.Embedding``, norms, or a ``LocalLayer``); ``None`` for all
+            of these.
+        top: The module up to which rows do not mix: what it reads is scored. ``None`` where that is h.
+        rows: Leading dimensions, of the top and of every layer's output, that number such rows: 1 for samples, 2 for
+            the members of an ensemble on each sample.
+    """
+
+    layers: tuple[str, ...] | None = None
+    top: str | None = None
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        refuse([] if self.rows >= 1 else [f"rows must be at least 1 leading dimension, got {self.rows}"])
+
+    def names(self, trunk: nn.Module) -> tuple[str, ...]:
+        """The layers, those without a trained parameter left out, and the top, which is exact."""
+        modules = dict(trunk.named_modules())
+        wanted = [n for n, m in modules.items() if has_layer_gradients(m)] if self.layers is None else self.layers
+        trained = (n for n in wanted if any(p.requires_grad for p in modules[n].parameters()))
+        return tuple(n for n in trained if n != self.top)
+
+    def problems(self, trunk: nn.Module) -> list[str]:
+        """What of it does not fit a trunk."""
+        modules = dict(trunk.named_modules())
+        wanted = [*(self.layers or ()), *([] if self.top is None else [self.top])]
+        found = [f"the trunk has no module named {name!r}" for name in wanted if name not in modules]
+        for name in self.layers or ():
+            if name in modules and not has_layer_gradients(modules[name]):
+                found.append(
+                    f"{name} ({type(modules[name]).__name__}) does not know its own gradient: name nn.Linear,"
+                    " nn.Conv2d, nn.Embedding or norms, or give it a layer_gradients(a, delta)"
+                )
+        if self.top in modules and not has_pull_back(modules[self.top]):
+            found.append(
+                f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): give it a"
+                " pull_back(x, u)"
+            )
+        return found or self._left_out(trunk)
+
+    def _left_out(self, trunk: nn.Module) -> list[str]:
+        """Parameters that nobody would train, unless the layers were chosen by name; and having none at all."""
+        names = self.names(trunk)
+        if not names:
+            return ["no layer of the trunk is trained: set requires_grad, or use FrozenTrunk()"]
+        if self.layers is not None:
+            return []
+        known = [trunk.get_submodule(name) for name in (*names, *([] if self.top is None else [self.top]))]
+        covered = {id(p) for module in known for p in module.parameters(recurse=False)}
+        return [
+            f"{name} belongs to no layer that knows its own gradient: freeze it, or choose layers with"
+            " Activities(layers=...)"
+            for name, p in trunk.named_parameters()
+            if p.requires_grad and id(p) not in covered
+        ]
+
+
+@runtime_checkable
+class ActivityTrunk(Protocol):
+    """A trunk that knows where its rows mix."""
+
+    def activities(self) -> Activities:
+        """Its layers and rows."""

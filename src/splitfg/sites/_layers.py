@@ -1,0 +1,60 @@
+"""The gradient of a layer's own parameters from the gradient at what it wrote."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from splitfg.sites._pullback import affine_gradients, is_norm
+from splitfg.types import Params
+
+_LAYERS = (nn.Linear, nn.Embedding, nn.Conv2d)
+
+
+@runtime_checkable
+class LocalLayer(Protocol):
+    """A layer that knows its own gradient."""
+
+    def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
+        """As the function of that name, for this layer."""
+
+
+def has_layer_gradients(module: nn.Module) -> bool:
+    """Whether :func:`layer_gradients` knows a module; a subclass of torch's may compute something else."""
+    return type(module) in _LAYERS or is_norm(module) or isinstance(module, LocalLayer)
+
+
+def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
+    """dL/dθ of a layer z = layer_θ(a) with δ = dL/dz, by its own parameter names; no tape, nothing of other layers.
+
+    For z = W a + b: dL/dW = Σ δ aᵀ and dL/db = Σ δ over rows.
+
+    Args:
+        module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d``, a norm, or a
+            :class:`LocalLayer`.
+        a: What it read.
+        delta: δ, with the shape of what it wrote.
+    """
+    if isinstance(module, LocalLayer):
+        return module.layer_gradients(a, delta)
+    if isinstance(module, nn.Linear):
+        rows = delta.flatten(0, -2)
+        grads = {"weight": rows.T @ a.flatten(0, -2)}
+        return grads if module.bias is None else {**grads, "bias": rows.sum(0)}
+    if isinstance(module, nn.Embedding):
+        padding = -1 if module.padding_idx is None else module.padding_idx
+        count = module.num_embeddings
+        return {"weight": torch.ops.aten.embedding_dense_backward(delta, a, count, padding, False)}
+    if isinstance(module, nn.Conv2d):
+        grads = {"weight": _conv_weight(module, a, delta)}
+        return grads if module.bias is None else {**grads, "bias": delta.sum((0, 2, 3))}
+    return affine_gradients(module, a, delta)
+
+
+def _conv_weight(module: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
+    geometry = (module.stride, module.padding, module.dilation, module.groups)
+    weight: Tensor = conv2d_weight(a, module.weight.shape, delta, *geometry)
+    return weight
