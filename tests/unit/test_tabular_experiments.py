@@ -131,7 +131,7 @@ def test_all_pairs_but_forward_forward_on_values_are_there():
     assert {p.seeds for p in EXPERIMENT.presets} == {(0, 1, 2, 3, 4)}
     cells = [cell for table in EXPERIMENT.tables[:2] for row in table.rows for cell in row.cells]
     assert sum(cell is None for cell in cells) == 4
-    assert {cell.preset for cell in cells if cell is not None} == names
+    assert {cell.preset for cell in cells if cell is not None} == {n for n in names if "activity" not in n}
 
 
 def test_split_fg_is_tested_against_every_other_method_on_every_set():
