@@ -34,4 +34,4 @@ plant-bugs: $(READY)
 	$(BIN)/python tools/plant_bugs.py
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist
