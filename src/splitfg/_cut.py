@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 
+from splitfg._call import call, places_of
 from splitfg.errors import SplitError
 from splitfg.types import Params
 
@@ -155,7 +155,7 @@ class _ByMode(nn.Module):
         super().__init__()
         self.traced = halves[True]
         # Not registered: the model is the whole of which this is a part, and parameters must have one home here.
-        self._unregistered = (model, halves[False])
+        self._unregistered = (model, halves[False], places_of(halves[False]))
 
     @classmethod
     def of(cls, model: nn.Module, halves: Mapping[bool, _Half]) -> nn.Module:
@@ -163,12 +163,12 @@ class _ByMode(nn.Module):
         return halves[True] if halves[True].code == halves[False].code else cls(model, halves)
 
     def forward(self, *inputs: Any) -> Any:
-        model, evaluation_half = self._unregistered
+        model, evaluation_half, places = self._unregistered
         if model.training:
             return self.traced(*inputs)
         present = dict(self.traced.named_parameters())
         own: Params = {name: present[name] for name, _ in evaluation_half.named_parameters() if name in present}
-        return functional_call(evaluation_half, own, inputs)
+        return call(evaluation_half, own, inputs, places=places)
 
 
 def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.utils import _pytree as pytree
 
+from splitfg._call import call, places_of
 from splitfg._split import Split
 from splitfg.errors import SplitError
 from splitfg.types import Inputs
@@ -98,7 +99,7 @@ def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict
         for i, value in zip(floats, moving, strict=True):
             filled[i] = value
         own_args, own_kwargs = pytree.tree_unflatten(filled, structure)
-        given = torch.func.functional_call(module, params, own_args, own_kwargs)
+        given = call(module, params, own_args, own_kwargs, places=places_of(module))
         return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
 
     primals = (params, *(leaves[i].detach() for i in floats))

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from splitfg._agreement import disagreement
+from splitfg._call import call, places_of
 from splitfg._cut import cut_at, graph_of, is_readout, last_linear, names_of, submodule, without
 from splitfg.errors import SplitError, refuse
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead
@@ -59,7 +59,7 @@ class Split:
         refuse(_part_problems(trunk, head))
         self.trunk, self.head, self.tied = trunk, head, _policy(tied)
         self.model = model if model is not None else _Joined(trunk, head)
-        self._trunk_names = names_of(trunk, self.model)
+        self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
         refuse(self._problems())
         # The training flags under which a batch has shown that the trunk is a function of its parameters.
@@ -114,9 +114,16 @@ class Split:
         return {self._head_names[n]: g for n, g in grads.items() if self._head_names[n] in wanted}
 
     def named_trunk_grads(self, grads: Params) -> Params:
-        """The trunk's gradients under the model's names, those of parameters it does not train left out."""
+        """The trunk's gradients under the model's names, those of parameters it does not train left out.
+
+        Names of the trunk for one parameter, where modules share it, are added up.
+        """
+        outer, found = {id(p): name for name, p in self.model.named_parameters()}, Params()
+        for inner, g in grads.items():
+            name = outer[id(self.trunk.get_parameter(inner))]
+            found[name] = found[name] + g if name in found else g
         wanted = self.trunk_params()
-        return {self._trunk_names[n]: g for n, g in grads.items() if self._trunk_names[n] in wanted}
+        return {name: g for name, g in found.items() if name in wanted}
 
     def trunk_function(self, x: Inputs) -> TrunkFunction:
         """θ ↦ h for these inputs; parameters not in θ keep their current value."""
@@ -125,7 +132,7 @@ class Split:
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
-            h: Tensor = functional_call(self.trunk, own, inputs)
+            h: Tensor = call(self.trunk, own, inputs, places=self._trunk_places)
             return h
 
         return f

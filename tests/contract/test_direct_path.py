@@ -208,6 +208,14 @@ class TestRefusals:
         (problem,) = self.refused(DirectPath(ResidualPath(("embed", "inner.0"), norm="norm"), lean=lean))
         assert "inner.0 writes (5, 12), and the stream is (5, 6)" in problem
 
+    @pytest.mark.parametrize("geometry", [{"padding": "same"}, {"padding": 1, "padding_mode": "circular"}])
+    def test_a_convolution_that_pads_otherwise(self, geometry):
+        s = Split(
+            seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, **geometry), nn.Flatten())), LinearHead(nn.Linear(32, 3))
+        )
+        with pytest.raises(SplitError, match=r"0 \(Conv2d\) cannot be trained by what it writes"):
+            DirectPath(ResidualPath(("0",)))(s, noise(5, 1, 4, 4, dtype=torch.float32), classes(5, count=3))
+
     def test_a_norm_that_computes_something_else(self):
         class Other(nn.LayerNorm):
             def forward(self, x):

@@ -131,6 +131,45 @@ def test_exact_where_nothing_reads_the_stream(lean):
     assert estimate.loss == expected.loss
 
 
+class Added(nn.Module):
+    """A parameter of any shape beside the only writer."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.write, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
+        self.place = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x):
+        place = self.place[: x.shape[1]] if self.place.ndim == 2 and len(self.place) > x.shape[1] else self.place
+        return self.norm(self.write(x) + place)
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (7, 6), (1, 6), (6,), (1, 3, 6), (1, 1, 6), (5, 3, 6), (5, 1, 6)])
+def test_parameters_that_are_added_are_summed_over_what_they_are_broadcast_along(shape):
+    s, x, y = splits(lambda: Added(shape), 6), noise(5, 3, 4), classes(5, 3, count=3)
+    found = DirectPath(ResidualPath(("write",), norm="norm", added={"place": "write"}))(s, x, y).grads
+    assert_same(found, Backprop()(s, x, y).grads, found)
+
+
+class Sharing(nn.Module):
+    """Two writers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.first(x) + self.second(torch.tanh(x))
+
+
+def test_writers_that_share_a_weight_add_up():
+    s, x, y = splits(Sharing, 6), noise(5, 4), classes(5, count=3)
+    found, expected = DirectPath(ResidualPath(("first", "second")))(s, x, y).grads, Backprop()(s, x, y).grads
+    assert set(found) == set(expected)
+    assert_same(found, expected, expected)
+
+
 def gpt(tied):
     trunk = GPT(TINY, generator=generator()).double()
     with torch.no_grad():
@@ -214,6 +253,14 @@ class TestMeanJacobian:
             far[type(feedback)] = sum((grads[n] - exact[n]).square().sum() for n in grads)
         assert far[MeanJacobian] < 0.9 * far[Identity]
         assert far[Identity] < far[RandomMaps]
+
+    def test_learns_the_same_from_a_batch_in_parts(self):
+        s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
+        whole, parted = (
+            DirectPath(feedback=MeanJacobian(), micro_batch=rows)(s, x, y, generator=generator()).stats.lesson
+            for rows in (None, 3)
+        )
+        assert_same(parted, whole, whole)
 
     def test_goes_on_from_its_state(self):
         maps, again = MeanJacobian(), MeanJacobian()

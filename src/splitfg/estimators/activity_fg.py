@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class ActivityFG:
             if chosen.top is not None:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.top, r)
                 grads = {f"{chosen.top}.{n}": g for n, g in own.items()}
-            f = shifted(split.trunk, lambda: split.trunk_function(x)({}), seen.inputs, chosen.top)
+            f = shifted(split.trunk, partial(split.trunk_function(x), {}), seen.inputs, chosen.top)
             deltas, scores = self._deltas(split, x, f, seen.shapes, r, chosen.rows, generator)
             for name, a in seen.inputs.items():
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from splitfg._black_box import BlackBoxTrunk
+from splitfg._call import call, places_of
 from splitfg._cut import names_of, original, replaced, submodule
+from splitfg._own import each_its_own
 from splitfg._split import Role, Split
 from splitfg._validate import check_batch, check_h, check_loss
 from splitfg.errors import SplitError
@@ -121,7 +121,8 @@ class _Reverse:
     def _h(self, leaves: Params, x: Inputs) -> Tensor:
         own = {inner: leaves[n] for inner, n in self._own_names().items() if n in leaves}
         with torch.enable_grad():
-            h: Tensor = functional_call(self.trunk, own, x if isinstance(x, tuple) else (x,))
+            inputs = x if isinstance(x, tuple) else (x,)
+            h: Tensor = call(self.trunk, own, inputs, places=places_of(self.trunk))
         return h
 
     def _own_names(self) -> dict[str, str]:
@@ -151,20 +152,7 @@ def _grads(output: Tensor, leaves: Params, u: Tensor | None) -> Params:
     if not leaves:
         return {}
     grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, _each_its_own(grads), strict=True))
-
-
-def _each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Every gradient dense and in memory of its own, so that it can be changed in place.
-
-    Autograd hands on one tensor for both terms of a sum, and expands what is summed over.
-    """
-    seen: set[int] = set()
-    for g in (g.to_dense() if g.is_sparse else g for g in grads):
-        start = g.untyped_storage().data_ptr()
-        shared = start in seen or g.untyped_storage().nbytes() < g.numel() * g.element_size()
-        seen.add(start)
-        yield g.clone(memory_format=torch.contiguous_format) if shared else g
+    return dict(zip(leaves, each_its_own(grads), strict=True))
 
 
 class _Checkpointed(nn.Module):
@@ -172,8 +160,8 @@ class _Checkpointed(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, *inputs: Any) -> Any:
-        return checkpoint(self.block, *inputs, use_reentrant=False)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return checkpoint(self.block, *inputs, use_reentrant=False, **named)
 
 
 def _blocks(trunk: nn.Module) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +59,13 @@ class DirectPath:
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
         with torch.no_grad():
-            head, trunk, lesson = HeadPass(split, y), Params(), Params()
+            head, trunk, rs = HeadPass(split, y), Params(), []
             batch = list(parts(x, y, self.micro_batch))
             for i, (part_x, part_y) in enumerate(batch):
                 r, grads = self._part(split, path, head, i, part_x, part_y)
                 trunk = added(trunk, grads)
-                learned = self._lesson(split, path, part_x, r, generator)
-                lesson = added(lesson, {n: len(part_y) / len(y) * change for n, change in learned.items()})
+                rs.append(r)
+            lesson = self._lesson(split, path, [part_x for part_x, _ in batch], rs, generator)
             return self._assembled(split.named_trunk_grads(trunk), lesson, head)
 
     def _path(self, split: Split) -> ResidualPath:
@@ -104,19 +106,29 @@ class DirectPath:
         return r, {**grads, **beside}
 
     def _lesson(
-        self, split: Split, path: ResidualPath, x: Inputs, r: Tensor, generator: torch.Generator | None
+        self,
+        split: Split,
+        path: ResidualPath,
+        batch: Sequence[Inputs],
+        rs: Sequence[Tensor],
+        generator: torch.Generator | None,
     ) -> Params:
         """How learned maps should change: noise on every write, and how far it moves the top of the stream."""
         if not isinstance(self.feedback, MeanJacobian):
             return {}
         if generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
-        noise = {n: torch.randn(r.shape, dtype=r.dtype, device=r.device, generator=generator) for n in path.writers}
-        still = {n: torch.zeros_like(r) for n in path.writers}
-        moved = {n: e.unsqueeze(0) for n, e in noise.items()}
-        f = shifted(split.trunk, lambda: split.trunk_function(x)({}), path.writers, path.norm)
-        _, response = ForwardMode(1)(f, still, moved)
-        return self.feedback.lesson(noise, response.squeeze(0))
+        sizes, (first, *_) = [len(r) for r in rs], rs
+        whole = first.new_empty((sum(sizes), *first.shape[1:]))
+        noise = {n: torch.empty_like(whole).normal_(generator=generator).split(sizes) for n in path.writers}
+        lesson = Params()
+        for i, (x, r) in enumerate(zip(batch, rs, strict=True)):
+            drawn = {n: e[i] for n, e in noise.items()}
+            f = shifted(split.trunk, partial(split.trunk_function(x), {}), path.writers, path.norm)
+            still, moved = {n: torch.zeros_like(r) for n in drawn}, {n: e.unsqueeze(0) for n, e in drawn.items()}
+            _, response = ForwardMode(1)(f, still, moved)
+            lesson = added(lesson, self.feedback.lesson(drawn, response.squeeze(0), of=whole[..., 0].numel()))
+        return lesson
 
     def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
         exact = head.result()
@@ -138,6 +150,12 @@ def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:
 
 def _shared(delta: Tensor, parameter: Tensor) -> Tensor:
     """The gradient of a parameter that is added to the stream: a sum over what it is broadcast along."""
-    summed = delta.sum(tuple(range(delta.ndim - parameter.ndim)))
-    missing = parameter.shape[0] - summed.shape[0]
-    return F.pad(summed, (0, 0) * (summed.ndim - 1) + (0, missing)) if missing else summed
+    lines = (1,) * (delta.ndim - parameter.ndim) + tuple(parameter.shape)
+    along = [i for i, (rows, line) in enumerate(zip(delta.shape, lines, strict=True)) if line == 1 and rows > 1]
+    summed = delta.sum(along, keepdim=True) if along else delta
+    missing = [line - rows for rows, line in zip(summed.shape, lines, strict=True)]
+    if min(missing) < 0:
+        words = f"a parameter of shape {tuple(parameter.shape)} cannot be added to the stream {tuple(delta.shape)}"
+        raise SplitError([f"{words}: name only what is added to the stream as it is"])
+    padding = [size for count in reversed(missing) for size in (0, count)]
+    return (F.pad(summed, padding) if any(missing) else summed).reshape(parameter.shape)

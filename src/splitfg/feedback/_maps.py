@@ -84,11 +84,17 @@ class MeanJacobian(Feedback):
         """R through the writer's mean Jacobian."""
         return r @ self._map(writer, r).T
 
-    def lesson(self, noise: Params, response: Tensor) -> Params:
-        """How the maps should change, by writer: noise e_i ``(..., d)`` and the response dx ``(..., d)`` at the top."""
+    def lesson(self, noise: Params, response: Tensor, *, of: int) -> Params:
+        """How the maps should change, by writer: a part's sum, where the batch is taken in parts.
+
+        Args:
+            noise: e_i ``(..., d)``.
+            response: dx ``(..., d)`` at the top.
+            of: Rows n of the whole batch.
+        """
         rest = response - sum((e @ self._map(name, e) for name, e in noise.items()), torch.zeros_like(response))
         rows = rest.flatten(0, -2)
-        step = self.rate / (rows.shape[0] + len(noise) * rows.shape[1])
+        step = self.rate / (of + len(noise) * rows.shape[1])
         return {name: step * e.flatten(0, -2).T @ rows for name, e in noise.items()}
 
     def learn(self, lesson: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from splitfg._call import call, places_of
 from splitfg.errors import refuse
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
@@ -48,7 +49,7 @@ class ProbedHead(OpaqueHead):
         self.step, self.together = step, together
         self._run: Callable[[Params, Tensor], Tensor]
         if isinstance(black_box, nn.Module):
-            self.module = black_box
+            self.module, self._places = black_box, places_of(black_box)
             self._run = self._run_module
         else:
             self._run = black_box
@@ -62,11 +63,11 @@ class ProbedHead(OpaqueHead):
 
     def outputs(self, params: Params, h: Tensor) -> Tensor:
         """What the black box gives."""
-        return self._run(params, h)
+        return self._run(params, h.clone())  # it may work in place
 
     def _run_module(self, params: Params, h: Tensor) -> Tensor:
         own = {name.removeprefix("module."): p for name, p in params.items()}
-        outputs: Tensor = torch.func.functional_call(self.module, own, (h,))
+        outputs: Tensor = call(self.module, own, (h,), places=self._places)
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:

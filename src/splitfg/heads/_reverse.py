@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from splitfg._call import call, places_of
+from splitfg._own import each_its_own
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
 from splitfg.types import HeadGradient, Params
@@ -21,7 +22,7 @@ class ReverseModeHead(OpaqueHead):
 
     def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
         super().__init__(loss)
-        self.module = module
+        self.module, self._places = module, places_of(module)
 
     @property
     def reverse_mode(self) -> bool:
@@ -31,7 +32,7 @@ class ReverseModeHead(OpaqueHead):
     def outputs(self, params: Params, h: Tensor) -> Tensor:
         """The module's outputs."""
         own = {name.removeprefix("module."): p for name, p in params.items()}
-        outputs: Tensor = functional_call(self.module, own, (h,))
+        outputs: Tensor = call(self.module, own, (h.clone(),), places=self._places)  # it may work in place
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
@@ -39,7 +40,7 @@ class ReverseModeHead(OpaqueHead):
             return self.loss(params, h, target, normaliser)
 
         (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(self.params(), h)
-        return HeadGradient(value, u, grads)
+        return HeadGradient(value, u, dict(zip(grads, each_its_own(grads.values()), strict=True)))
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         def loss(h: Tensor) -> Tensor:

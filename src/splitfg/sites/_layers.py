@@ -24,6 +24,8 @@ class LocalLayer(Protocol):
 
 def has_layer_gradients(module: nn.Module) -> bool:
     """Whether :func:`layer_gradients` knows a module; a subclass of torch's may compute something else."""
+    if type(module) is nn.Conv2d:
+        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in _LAYERS or is_norm(module) or isinstance(module, LocalLayer)
 
 
@@ -33,8 +35,8 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
     For z = W a + b: dL/dW = Σ δ aᵀ and dL/db = Σ δ over rows.
 
     Args:
-        module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d``, a norm, or a
-            :class:`LocalLayer`.
+        module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d`` padded by
+            numbers of zeros, a norm, or a :class:`LocalLayer`.
         a: What it read.
         delta: δ, with the shape of what it wrote.
     """

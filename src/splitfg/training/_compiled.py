@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from splitfg._call import Places, call, places_of
 from splitfg._split import Split
 from splitfg.engines import ForwardMode
 from splitfg.estimators import ActivityFG, CheckpointedBackprop, DirectPath, Estimator, ForwardGradient, SplitFG
@@ -103,17 +103,17 @@ class CompiledTrunk(nn.Module):
 
     def __init__(self, trunk: nn.Module, compile_: Compile = whole) -> None:
         super().__init__()
-        self.inner = trunk
+        self.inner, self._places = trunk, places_of(trunk)
         self._run = compile_(_run_trunk)
 
     def forward(self, *inputs: Any) -> Tensor:
         """h, as a function of the parameters in place at the moment: these may be another call's arguments."""
-        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs)
+        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs, self._places)
         return h
 
 
-def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...]) -> Any:
-    return functional_call(trunk, params, inputs)
+def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...], places: Places) -> Any:
+    return call(trunk, params, inputs, places=places)
 
 
 class _CompiledLoss(OutputLoss):
