@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_runs_folder import make_report
 from tiny import TinyConfig
 
-from splitfg.runs import RunError, RunFolder, read_records, to_json
+from splitfg.experiments import Experiment, Preset
+from splitfg.experiments.spec import identity_in
+from splitfg.runs import RunError, RunFolder, RunRecord, read_records, to_json
 from splitfg.runs.results import add_records, add_results, by_config, collect, read_results, thin
 
 
@@ -50,15 +53,68 @@ def test_a_run_made_again_replaces_what_it_recorded(tmp_path: Path) -> None:
     assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 2.0}]
 
 
-def test_a_run_that_is_the_same_by_another_measure_is_replaced_too(tmp_path: Path) -> None:
-    """As where a field is immaterial: what was recorded before it was there gives way."""
-    for folder, steps in (("old", 5), ("new", 6)):
-        run = finished(tmp_path / folder, config=TinyConfig(steps=steps), metrics={"error": float(steps)})
-        add_results([run], tmp_path / "results", identity=lambda report: report.preset)
-    assert [run.report.metrics for run in read_results(tmp_path / "results" / "tiny.json")] == [{"error": 6.0}]
-    finished(tmp_path / "runs", config=TinyConfig(steps=7))
-    for identity, count in ((by_config, 2), (lambda report: report.preset, 1)):
-        assert len(read_records(tmp_path / "runs", tmp_path / "results", identity).runs) == count
+def test_of_two_runs_of_one_config_the_one_that_finished_last_is_kept(tmp_path: Path) -> None:
+    new = finished(tmp_path / "new", metrics={"error": 2.0}, finished="2026-02-01T00:00:00+00:00")
+    old = finished(tmp_path / "old", metrics={"error": 1.0}, config=TinyConfig(noise=0.1))
+    for folder in (new, old):
+        add_results([folder], tmp_path / "results")
+    assert errors(read_results(tmp_path / "results" / "tiny.json")) == [2.0]
+
+
+def test_a_config_is_the_same_however_its_numbers_are_written() -> None:
+    whole, written = ({"pause_s": pause, "betas": [pause, {"a": pause}]} for pause in (1, 1.0))
+    assert by_config(make_report(config=whole)) == by_config(make_report(config=written))
+    assert by_config(make_report(config={"fail": True})) != by_config(make_report(config={"fail": 1}))
+
+
+def errors(runs: Iterable[RunRecord]) -> list[float]:
+    return [run.report.metrics["error"] for run in runs]
+
+
+class TestImmaterialFields:
+    """``noise`` is one here: runs that differ in it stand for the same number."""
+
+    preset = Preset("adam", "with Adam", TinyConfig())
+    experiment = Experiment("tiny", "", "", "m:f", (preset,), immaterial=("noise", "gone"))
+
+    def shown(self, tmp_path: Path) -> list[float]:
+        return errors(read_records(tmp_path / "runs", tmp_path / "results", identity_in([self.experiment])).runs)
+
+    def add(self, tmp_path: Path, error: float, day: int, **config: Any) -> None:
+        changes = {"metrics": {"error": error}, "finished": f"2026-01-{day:02}T00:00:00+00:00"}
+        report = make_report(config=to_json(TinyConfig()) | config, **changes)
+        add_records([RunRecord(report, (), "")], tmp_path / "results")
+
+    def test_all_of_them_are_kept_and_the_preset_is_shown_by_its_own(self, tmp_path: Path) -> None:
+        for day, noise in enumerate((0.1, 0.5, 0.7), start=1):
+            self.add(tmp_path, noise, day, noise=noise)
+        assert sorted(errors(read_results(tmp_path / "results" / "tiny.json"))) == [0.1, 0.5, 0.7]
+        assert self.shown(tmp_path) == [0.1]
+
+    def test_a_run_folder_does_not_stand_before_a_recorded_run_that_is_closer(self, tmp_path: Path) -> None:
+        self.add(tmp_path, 0.1, 1)
+        finished(tmp_path / "runs", config=TinyConfig(noise=0.5), variant="adam+noise=0.5", metrics={"error": 0.5})
+        assert self.shown(tmp_path) == [0.1]
+
+    @pytest.mark.parametrize("days", [(2, 3), (3, 2)])
+    def test_without_one_of_its_own_the_last_of_the_others_stands_for_it(
+        self, tmp_path: Path, days: tuple[int, int]
+    ) -> None:
+        for day, noise in zip(days, (0.5, 0.7), strict=True):
+            self.add(tmp_path, noise, day, noise=noise)
+        assert self.shown(tmp_path) == [0.7 if days[1] == 3 else 0.5]
+
+    def test_a_field_that_went_is_closer_than_one_that_was_set(self, tmp_path: Path) -> None:
+        self.add(tmp_path, 1.0, 1, gone=3)
+        self.add(tmp_path, 2.0, 2, noise=0.5)
+        assert self.shown(tmp_path) == [1.0]
+        self.add(tmp_path, 3.0, 1)
+        assert self.shown(tmp_path) == [3.0]
+
+    def test_what_is_overridden_is_shown_beside_it(self, tmp_path: Path) -> None:
+        for number, config in enumerate(({}, {"steps": 5}, {"steps": 5, "noise": 0.5}), start=1):
+            self.add(tmp_path, float(number), number, **config)
+        assert sorted(self.shown(tmp_path)) == [1.0, 2.0]
 
 
 def test_results_from_another_machine_are_folded_in(tmp_path: Path) -> None:

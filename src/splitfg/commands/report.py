@@ -19,8 +19,6 @@ from splitfg.commands._options import (
     complete_targets,
 )
 from splitfg.commands._targets import find_presets, find_runs
-from splitfg.experiments import EXPERIMENTS
-from splitfg.experiments.spec import identity_in
 from splitfg.runs.results import add_records, collect
 
 results_app = typer.Typer(no_args_is_help=True, help="Record results in small files that can be tracked.")
@@ -68,7 +66,7 @@ def add(
     if not finished and not files:
         raise UsageError(f"there are no finished runs in {runs}")
     records, problems = collect(finished, files)
-    for path in add_records(records, results, identity_in(EXPERIMENTS)):
+    for path in add_records(records, results):
         typer.echo(f"written: {path}")
     for problem in problems:
         typer.secho(f"left out: {problem.reason}", fg="red", err=True)

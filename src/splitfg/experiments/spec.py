@@ -177,18 +177,54 @@ class Experiment:
 
     def changes(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
         """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
+        return tuple(str(d) for d in self._departures(preset, recorded) if not self._is_immaterial(d.field))
+
+    def closeness(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Whether none of a run's immaterial fields was set otherwise than the preset's, and none came or went.
+
+        Runs without :meth:`changes` are runs of the preset; the closest stands for it.
+        """
+        found = [d for d in self._departures(preset, recorded) if self._is_immaterial(d.field)]
+        return all(_ABSENT in (d.ours, d.theirs) for d in found), not found
+
+    def _departures(self, preset: Preset, recorded: Mapping[str, Any]) -> list[_Departure]:
         expected, actual = dict(flatten(to_json(preset.config))), dict(self.earlier) | dict(flatten(recorded))
-        names = [name for name in {**expected, **actual} if name not in self.immaterial and not name.endswith(_COST)]
-        pairs = ((name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
-        return tuple(f"{name}={theirs} (preset: {ours})" for name, ours, theirs in pairs if ours != theirs)
+        names = dict.fromkeys([*expected, *actual])
+        sides = (_Departure(name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
+        return [side for side in sides if side.ours != side.theirs]
+
+    def _is_immaterial(self, field: str) -> bool:
+        return field in self.immaterial or field.endswith(_COST)
+
+
+@dataclass(frozen=True)
+class _Departure:
+    """A field that a run and its preset do not have in common."""
+
+    field: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.theirs} (preset: {self.ours})"
 
 
 def identity_in(experiments: Iterable[Experiment]) -> Identity:
-    """Runs of one preset and seed are the same where they depart from the preset in the same way."""
-    presets = {(e.name, p.name): (e, p) for e in experiments for p in e.presets}
+    """Runs of one preset and seed stand for the same number where they depart from the preset in the same way.
 
-    def identity(report: RunReport) -> Hashable:
-        found = presets.get((report.experiment, report.preset))
+    The one taken is made exactly as the preset says where there is such a run, immaterial fields included.
+    """
+    return _PresetIdentity({(e.name, p.name): (e, p) for e in experiments for p in e.presets})
+
+
+@dataclass(frozen=True)
+class _PresetIdentity:
+    presets: Mapping[tuple[str, str], tuple[Experiment, Preset]]
+
+    def __call__(self, report: RunReport) -> Hashable:
+        found = self.presets.get((report.experiment, report.preset))
         return by_config(report) if found is None else found[0].changes(found[1], report.config)
 
-    return identity
+    def closeness(self, report: RunReport) -> tuple[bool, ...]:
+        found = self.presets.get((report.experiment, report.preset))
+        return () if found is None else found[0].closeness(found[1], report.config)

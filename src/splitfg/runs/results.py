@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol
 
 from splitfg.runs._errors import ConfigError, RunError
 from splitfg.runs._files import make_folder, read_json, write_atomic
@@ -62,40 +62,46 @@ class Records:
     problems: tuple[Problem, ...]
 
 
-Identity: TypeAlias = Callable[[RunReport], Hashable]
-"""What tells the runs of one preset and seed apart; where it is equal, the newer takes the place of the older."""
+class Identity(Protocol):
+    """Which runs of one preset and seed stand for the same number, and which of them is taken for it."""
+
+    def __call__(self, report: RunReport) -> Hashable:
+        """What is equal for runs that stand for the same number."""
+
+    def closeness(self, report: RunReport) -> tuple[bool, ...]:
+        """How well a run stands for it: the greatest is taken, and of equals the one that finished last."""
 
 
 def by_config(report: RunReport) -> str:
-    """Runs are told apart by their whole config."""
-    return json.dumps(report.config, sort_keys=True)
+    """The whole config as text, the same however its numbers were written: ``1`` or ``1.0``."""
+    return json.dumps(_plain_numbers(report.config), sort_keys=True)
 
 
-def read_records(runs: Path, results: Path, identity: Identity = by_config) -> Records:
+def read_records(runs: Path, results: Path, identity: Identity | None = None) -> Records:
     """Read the run folders under ``runs`` and the results files under ``results``; either may be missing.
 
-    A run found in both places is taken from its folder. What cannot be read stops nothing else.
+    Of runs with the same config the one that finished last is taken; a run found in both places is taken from its
+    folder. With an ``identity``, one run is given for each number it tells apart. What cannot be read stops nothing else.
     """
     folders = find_folders(runs)
     problems: list[Problem] = []
     files = sorted(results.glob("*.json"))
     recorded = [run for path in files for run in _attempt(path, read_results, problems)]
     local = [run for f in folders if f.finished for run in _attempt(f.path, _read_finished, problems)]
-    merged = _merge(recorded, local, identity)
+    merged = _merge(recorded, local)
+    if identity is not None:
+        merged = _chosen(merged, identity)
     unfinished = tuple(f.name for f in folders if not f.finished)
     return Records(tuple(merged), unfinished, tuple(problems))
 
 
-def add_results(
-    folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = (), identity: Identity = by_config
-) -> list[Path]:
-    """Fold finished runs into ``results/<experiment>.json``, replacing what they recorded before.
+def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = ()) -> list[Path]:
+    """Fold finished runs into ``results/<experiment>.json``, replacing older ones of the same config.
 
     Args:
         folders: Run folders.
         results: Where the results files are.
         files: Results files from elsewhere, whose runs are folded in too.
-        identity: Which runs are the same.
 
     Returns:
         The files written.
@@ -103,13 +109,13 @@ def add_results(
     Raises:
         RunError: A run is not finished or cannot be read, or a results file is damaged; nothing is written.
     """
-    return add_records(
-        [*(r for path in files for r in read_results(path)), *map(read_record, folders)], results, identity
-    )
+    return add_records([*(r for path in files for r in read_results(path)), *map(read_record, folders)], results)
 
 
-def add_records(records: Iterable[RunRecord], results: Path, identity: Identity = by_config) -> list[Path]:
-    """Fold runs into ``results/<experiment>.json``, later ones and those that are new winning; the files written.
+def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
+    """Fold runs into ``results/<experiment>.json``; the files written.
+
+    Runs are the same where preset, seed and the whole config are; the one that finished last is kept.
 
     Raises:
         RunError: A results file is damaged, and nothing is written; or it cannot be written.
@@ -118,7 +124,7 @@ def add_records(records: Iterable[RunRecord], results: Path, identity: Identity 
     for record in records:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     added = {results / f"{name}.json": new for name, new in by_experiment.items()}
-    merged = {path: _merge(read_results(path), new, identity) for path, new in added.items()}
+    merged = {path: _merge(read_results(path), new) for path, new in added.items()}
     make_folder(results)
     for path, runs in merged.items():
         write_atomic(path, _encoded(path.stem, runs))
@@ -202,10 +208,33 @@ def _read_finished(path: Path) -> list[RunRecord]:
     return [read_record(RunFolder(path))]
 
 
-def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord], identity: Identity) -> list[RunRecord]:
-    """Both, by preset, seed and identity, the new ones winning, in an order that depends on nothing else."""
-    runs = {(r.name, identity(r.report)): r for r in [*old, *new]}
+def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
+    """Both, by preset, seed and config, in an order that depends on nothing else.
+
+    Of equals the one that finished last is kept, and the new one if they finished together.
+    """
+    runs = {(r.name, by_config(r.report)): r for r in sorted([*old, *new], key=_finished)}
     return sorted(runs.values(), key=lambda run: (natural(run.name), by_config(run.report)))
+
+
+def _chosen(runs: Sequence[RunRecord], identity: Identity) -> list[RunRecord]:
+    """One run for each number, in the order of ``runs``."""
+    ranked = sorted(runs, key=lambda run: (identity.closeness(run.report), _finished(run)))
+    taken = {(run.name, identity(run.report)): run for run in ranked}
+    return [run for run in runs if taken[run.name, identity(run.report)] is run]
+
+
+def _finished(run: RunRecord) -> str:
+    return run.report.finished
+
+
+def _plain_numbers(value: Any) -> Any:
+    """JSON in which whole numbers are ints."""
+    if isinstance(value, dict):
+        return {name: _plain_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _encoded(experiment: str, records: Sequence[RunRecord]) -> bytes:
