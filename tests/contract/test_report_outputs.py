@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from report_samples import (
 
 from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 from splitfg.report import UnreadableWarning, build_report, print_report, write_figures
+from splitfg.report._views import ExperimentView, view_report
 from splitfg.runs import RunError
 
 HOSTILE = "<script>alert('x')</script> | **b** & \"q\""
@@ -309,6 +312,16 @@ class TestBadInput:
         Elements(text)
 
 
+def _results(view: ExperimentView) -> Iterator[str]:
+    cells = [cell for table in view.tables for row in table.rows for cell in row.cells]
+    return (text for cell in cells for text in (cell.text, cell.paper, cell.difference))
+
+
+def _costs(view: ExperimentView) -> Iterator[str]:
+    assert view.costs is not None
+    return (cell.text for row in view.costs.rows for cell in row.cells if not cell.is_words)
+
+
 class TestTerminal:
     def test_the_papers_layout_where_it_fits(self, folders):
         write_run(folders[0], report_json("e", "a"))
@@ -317,11 +330,38 @@ class TestTerminal:
         assert "80.0 (1)" in row
         assert "paper 75.0" in lines[lines.index(row) + 1]
 
-    @pytest.mark.parametrize("width", [60, 80, 120, 400])
+    @pytest.mark.parametrize("width", [50, 60, 70, 80, 100, 120, 160, 400])
     def test_no_number_is_cut_off_however_narrow(self, sample, width):
-        text = printed(sample / "runs", sample / "results", *sample_experiments(), width=width, experiment="tabular")
-        assert "82.3 ± 0.4 (5)" in text
-        assert "84.2 ± 0.4" in text
+        places = sample / "runs", sample / "results"
+        for view in view_report(*places, sample_experiments()).experiments:
+            text = printed(*places, *sample_experiments(), width=width, experiment=view.experiment.name)
+            assert "…" not in text
+            for number in (*_results(view), *_costs(view)):
+                assert number in text, number
+            assert max(map(len, text.splitlines())) <= width
+
+    def test_a_column_of_words_among_the_costs_is_wrapped(self, folders):
+        where = "cuda: a device with a name of many words, and a longer one than any terminal has room for"
+        write_run(folders[0], report_json("e", "a", 0, step_ms=1234.5))
+        write_run(folders[0], report_json("e", "a", 1, device=where))
+        for width in (60, 100, 120):
+            text = printed(*folders, width=width)
+            assert "1,234" in text
+            assert set(where.split()) <= set(text.split())
+
+    def test_a_pipe_has_room_for_everything(self, folders):
+        write_run(folders[0], report_json("e", "a", config=config_json(Config(), data="x" * 300)))
+        code = (
+            "from pathlib import Path; from report_samples import Config;"
+            "from splitfg.report import print_report; from splitfg.experiments.spec import Experiment, Preset;"
+            "e = Experiment('e', 'E', 'here', 'm:f', (Preset('a', 'Preset A', Config()),));"
+            f"print_report(Path({str(folders[0])!r}), Path({str(folders[1])!r}), experiments=(e,))"
+        )
+        environment = {**os.environ, "COLUMNS": "40", "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
+        lines = done.stdout.decode().splitlines()
+        assert any("x" * 300 in line for line in lines)
+        assert len(lines[0]) <= 100, "a rule that is not drawn forever"
 
     def test_one_experiment_alone(self, sample):
         text = printed(sample / "runs", sample / "results", *sample_experiments(), experiment="language")

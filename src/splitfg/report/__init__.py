@@ -67,18 +67,16 @@ def print_report(
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
         experiment: The only experiment to print; all of them if not given.
-        console: Where to print; the standard output if not given.
+        console: Where to print; the standard output if not given, whatever its width where it is no terminal.
         experiments: What to report on; all shipped experiments if not given.
 
     Raises:
         ValueError: There is no experiment of that name.
     """
-    from rich.console import Console
-
-    from splitfg.report._terminal import render_terminal
+    from splitfg.report._terminal import render_terminal, report_console
 
     report = view_report(runs, results, experiments)
-    render_terminal(report if experiment is None else report.only(experiment), console or Console())
+    render_terminal(report if experiment is None else report.only(experiment), console or report_console())
 
 
 def write_figures(

@@ -20,12 +20,20 @@ _COLUMNS = (
 )
 
 
+NOT_MEASURED = "–"
+
+
 @dataclass(frozen=True)
 class CostCell:
-    """A printed quantity, and the number it is sorted by; text, or nothing measured, where that is ``None``."""
+    """A printed quantity, and the number it is sorted by; words, or nothing measured, where that is ``None``."""
 
     text: str
     value: float | None = None
+
+    @property
+    def is_words(self) -> bool:
+        """Whether it holds no quantity at all."""
+        return self.value is None and self.text != NOT_MEASURED
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def _cells(runs: list[RunRecord], *, with_place: bool) -> tuple[CostCell, ...]:
 
 def _quantity(values: Iterable[float | None]) -> CostCell:
     summary = summarise(value for value in values if value is not None)
-    return CostCell("–") if summary.mean is None else CostCell(_text(summary, summary.mean), summary.mean)
+    return CostCell(NOT_MEASURED) if summary.mean is None else CostCell(_text(summary, summary.mean), summary.mean)
 
 
 def _text(summary: Summary, mean: float) -> str:
