@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitfg.experiments.spec import Paper
+from splitfg.experiments import EXPERIMENTS
+from splitfg.experiments.spec import Cell, Paper
 from splitfg.report._numbers import (
     Summary,
     difference,
     duration,
+    is_share,
     measured,
     number,
     plus_minus,
@@ -123,3 +125,30 @@ def test_significant_digits(value, text):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "metric",
+    ["accuracy", "test_accuracy", "memsave_percent", "saved/split_fg-k4-chunk1", "trunk_share", "trunk_share_readout"],
+)
+def test_shares_are_known_by_their_names(metric):
+    assert is_share(metric)
+
+
+@pytest.mark.parametrize("metric", ["ppl", "step_ms", "saved_mib", "mib/saved", "shared_mib", "ratio/accuracy"])
+def test_other_metrics_are_not(metric):
+    assert not is_share(metric)
+
+
+def test_every_metric_the_paper_prints_in_percent_is_a_share():
+    cells = (
+        (column, cell)
+        for experiment in EXPERIMENTS
+        for table in experiment.tables
+        for row in table.rows
+        for column, cell in zip(table.columns, row.cells, strict=True)
+        if isinstance(cell, Cell) and cell.paper is not None
+    )
+    in_percent = {cell.metric for column, cell in cells if column.endswith((", %", " (%)"))}
+    assert in_percent
+    assert {metric for metric in in_percent if not is_share(metric)} == set()

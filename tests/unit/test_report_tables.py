@@ -122,6 +122,18 @@ class TestCell:
         view = view_table(table, groups(run("a", None, metrics={"ppl": 3.0}))).rows[0].cells[0]
         assert view.difference == "+1.0 (+50.0%)"
 
+    @pytest.mark.parametrize("metric", ["memsave_percent", "saved/split_fg", "trunk_share"])
+    def test_so_do_all_shares(self, metric):
+        table = Table("t", "T", ("x",), (Row("r", (Cell("a", metric, Paper(12.7)),)),))
+        view = view_table(table, groups(run("a", None, metrics={metric: 28.8}))).rows[0].cells[0]
+        assert view.difference == "+16.1"
+
+    def test_a_ratio_of_shares_is_no_share(self):
+        ratio, _ = (
+            grid([[Cell("a", "accuracy", Paper(1.0), over="b"), "-"]], run("a", 3.0), run("b", 2.0)).rows[0].cells
+        )
+        assert ratio.difference == "+0.5 (+50.0%)"
+
 
 class TestOverrides:
     CHANGED = config_json(Config(), K=4)

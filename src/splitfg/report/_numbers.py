@@ -13,6 +13,7 @@ from splitfg.experiments.spec import Paper
 MINUS = "\N{MINUS SIGN}"
 _LARGEST = 1e100
 _LONGEST = 1e12
+_SHARES = frozenset({"accuracy", "share", "percent"})
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,23 @@ def measured(summary: Summary, decimals: int) -> str:
 
 
 def difference(ours: float, paper: Paper, decimals: int, *, relative: bool) -> str:
-    """Ours minus the paper's, absolute and, where asked for and defined, relative: ``+12.3 (+3.2%)``."""
+    """Ours minus the paper's, absolute and, where asked for and defined, relative: ``+12.3 (+3.2%)``.
+
+    A percentage of a percentage misleads: see :func:`is_share`.
+    """
     text = signed(ours - paper.mean, decimals)
     if not relative or paper.mean == 0:
         return text
     return f"{text} ({_percent((ours - paper.mean) / abs(paper.mean))})"
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a part of a whole, as a fraction or in percent: two of these differ by points.
+
+    Shares are accuracies and what is named so: ``memsave_percent``, ``trunk_share``, ``saved/METHOD``.
+    """
+    kind = metric.partition("/")[0]
+    return kind == "saved" or not _SHARES.isdisjoint(kind.split("_"))
 
 
 def signed(value: float, decimals: int) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from splitfg.experiments.spec import Cell, Paired, Paper, Table
 from splitfg.report._groups import PresetRuns, Variant, metric_summary
-from splitfg.report._numbers import Summary, difference, measured, number, quoted, signed
+from splitfg.report._numbers import Summary, difference, is_share, measured, number, quoted, signed
 from splitfg.report._paired import PairedTest, holm, p_text, paired_test
 from splitfg.report._provenance import Provenance, provenance
 from splitfg.runs.results import RunRecord
@@ -220,8 +220,9 @@ def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table, decima
     view = replace(view, paper=quoted(paper, decimals))
     if view.value is None:
         return view
-    # a percentage of a percentage misleads: accuracies differ by points
-    text = difference(view.value, paper, decimals, relative="accuracy" not in cell.metric)
+    # a ratio of two shares is no share
+    relative = cell.over is not None or not is_share(cell.metric)
+    text = difference(view.value, paper, decimals, relative=relative)
     return replace(view, difference=text, verdict=_verdict(view.value, paper.mean, table, decimals))
 
 
