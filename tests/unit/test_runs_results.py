@@ -138,6 +138,63 @@ def test_a_damaged_results_file_is_not_written_over(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def rewritten(path: Path, **changes: Any) -> bytes:
+    """A results file in which every run and the file itself say something else."""
+    data = json.loads(path.read_bytes())
+    for part in (data, *data["runs"]):
+        part.update({name: value for name, value in changes.items() if name in part})
+    return json.dumps(data).encode()
+
+
+def test_a_backup_beside_a_results_file_does_not_take_its_place(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    (path,) = add_results([finished(tmp_path / "old", metrics={"error": 1.0})], results)
+    backup = results / "tiny.old.json"
+    backup.write_bytes(rewritten(path, metrics={"error": 2.0}, finished="2027-01-01T00:00:00+00:00"))
+    records = read_records(tmp_path / "none", results)
+    assert errors(records.runs) == [1.0]
+    (problem,) = records.problems
+    assert problem.path == str(backup)
+    assert "which belong in tiny.json: not read" in problem.reason
+    add_results([], results, files=[backup])  # as the message says
+    assert errors(read_results(path)) == [2.0]
+
+
+def test_a_results_file_under_the_name_of_another_is_neither_read_nor_written_over(tmp_path: Path) -> None:
+    (path,) = add_results([finished(tmp_path / "old")], tmp_path / "results")
+    path.write_bytes(rewritten(path, experiment="other"))
+    before = path.read_bytes()
+    assert read_records(tmp_path / "none", path.parent).runs == ()
+    with pytest.raises(RunError, match=r"belong in other\.json"):
+        add_results([finished(tmp_path / "new")], path.parent)
+    assert path.read_bytes() == before
+
+
+def test_a_results_file_with_runs_of_another_experiment_is_a_problem(tmp_path: Path) -> None:
+    (path,) = add_results([finished(tmp_path / "old")], tmp_path / "results")
+    data = json.loads(path.read_bytes())
+    data["runs"][0]["experiment"] = "other"
+    path.write_text(json.dumps(data))
+    with pytest.raises(RunError, match="results file of 'tiny', but holds runs of other"):
+        read_results(path)
+    records = read_records(tmp_path / "none", path.parent)
+    assert (records.runs, len(records.problems)) == ((), 1)
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "a/b", ".hidden", "", "..", "a+b", "a\n"])
+@pytest.mark.parametrize("field", ["experiment", "preset"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, field: str, name: str) -> None:
+    folder = finished(tmp_path / "runs")
+    (path,) = add_results([folder], tmp_path / "results")
+    path.write_bytes(rewritten(path, **{field: name}))
+    with pytest.raises(RunError, match=rf"runs\[0\]: {field}: '.*' is not a plain name"):
+        read_results(path)
+    report = folder.path / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {field: name}))
+    with pytest.raises(RunError, match=f"{field}: '.*' is not a plain name"):
+        folder.report()
+
+
 def test_what_cannot_be_read_does_not_keep_the_rest_from_being_added(tmp_path: Path) -> None:
     folders = [finished(tmp_path / "runs", seed) for seed in (0, 1)]
     (folders[0].path / "report.json").unlink()

@@ -1,4 +1,4 @@
-"""Names people type and read: suggestions for misspelt ones, and an order that knows numbers."""
+"""Names people type and read: which can be folders, suggestions for misspelt ones, an order that knows numbers."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def natural(text: str) -> list[tuple[int, str]]:
     """A sort key under which ``seed10`` comes after ``seed9``."""
     parts = re.split(r"([0-9]+)", text)
     return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can be that of a folder or file, and leads nowhere else: no slashes, no leading dot."""
+    return re.fullmatch(r"\w[\w.=-]*", name) is not None

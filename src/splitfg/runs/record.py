@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from splitfg.runs._errors import ConfigError
 from splitfg.runs._files import read_json, write_json
+from splitfg.runs._names import is_plain
 from splitfg.runs.config import from_json, to_json
 
 Status = Literal["done", "diverged"]
@@ -64,6 +65,15 @@ class RunReport:
     trunk_backward: float | None
     config: dict[str, Any]
     message: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def _names(self) -> tuple[tuple[str, str], ...]:
+        """The names that results files and folders are called by."""
+        return ("experiment", self.experiment), ("preset", self.preset)
 
 
 def write_report(path: Path, report: RunReport) -> None:

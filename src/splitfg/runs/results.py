@@ -81,12 +81,13 @@ def read_records(runs: Path, results: Path, identity: Identity | None = None) ->
     """Read the run folders under ``runs`` and the results files under ``results``; either may be missing.
 
     Of runs with the same config the one that finished last is taken; a run found in both places is taken from its
-    folder. With an ``identity``, one run is given for each number it tells apart. What cannot be read stops nothing else.
+    folder. With an ``identity``, one run is given for each number it tells apart. What cannot be read, or lies in a
+    results file of another name than its experiment's, stops nothing else.
     """
     folders = find_folders(runs)
     problems: list[Problem] = []
     files = sorted(results.glob("*.json"))
-    recorded = [run for path in files for run in _attempt(path, read_results, problems)]
+    recorded = [run for path in files for run in _attempt(path, _read_own, problems)]
     local = [run for f in folders if f.finished for run in _attempt(f.path, _read_finished, problems)]
     merged = _merge(recorded, local)
     if identity is not None:
@@ -124,7 +125,7 @@ def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
     for record in records:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     added = {results / f"{name}.json": new for name, new in by_experiment.items()}
-    merged = {path: _merge(read_results(path), new) for path, new in added.items()}
+    merged = {path: _merge(_read_own(path), new) for path, new in added.items()}
     make_folder(results)
     for path, runs in merged.items():
         write_atomic(path, _encoded(path.stem, runs))
@@ -156,14 +157,7 @@ def read_results(path: Path) -> list[RunRecord]:
     Raises:
         RunError: It is damaged or foreign; the error lists everything that is wrong.
     """
-    if not path.exists():
-        return []
-    try:
-        file = from_json(_ResultsFile, read_json(path))
-    except ConfigError as error:
-        raise ConfigError(error.problems, what=str(path)) from None
-    source = f"{path.parent.name}/{path.name}"
-    return [RunRecord(_report_of(run), run.curve, source) for run in file.runs]
+    return _runs_of(_parse(path), path) if path.exists() else []
 
 
 def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[dict[str, float], ...]:
@@ -191,6 +185,41 @@ class _ResultsFile:
     schema: Literal[1]
     experiment: str
     runs: tuple[_RecordedRun, ...]
+
+    def __post_init__(self) -> None:
+        others = sorted({run.experiment for run in self.runs} - {self.experiment})
+        if others:
+            raise ValueError(f"it is the results file of {self.experiment!r}, but holds runs of {', '.join(others)}")
+
+
+def _parse(path: Path) -> _ResultsFile:
+    data = read_json(path)
+    try:
+        return from_json(_ResultsFile, data)
+    except ConfigError as error:
+        raise ConfigError(error.problems, what=str(path)) from None
+
+
+def _runs_of(file: _ResultsFile, path: Path) -> list[RunRecord]:
+    source = f"{path.parent.name}/{path.name}"
+    return [RunRecord(_report_of(run), run.curve, source) for run in file.runs]
+
+
+def _read_own(path: Path) -> list[RunRecord]:
+    """The runs of a file in the results folder; none if there is no such file.
+
+    Raises:
+        RunError: It is damaged, or not named after its experiment: a backup, say, which must not take its place.
+    """
+    if not path.exists():
+        return []
+    file = _parse(path)
+    if path.stem != file.experiment:
+        raise RunError(
+            f"{path} holds results of {file.experiment!r}, which belong in {file.experiment}.json: not read."
+            f" `splitfg results add {path}` folds its runs in; delete or move it otherwise."
+        )
+    return _runs_of(file, path)
 
 
 def _report_of(run: _RecordedRun) -> RunReport:
