@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tiny import TinyConfig
 
 from splitfg.experiments import Experiment, Preset
 from splitfg.experiments.spec import identity_in
-from splitfg.runs import RunError, RunFolder, RunRecord, read_records, to_json
+from splitfg.runs import RunError, RunFolder, RunRecord, read_records, results, to_json
 from splitfg.runs.results import add_records, add_results, by_config, collect, read_results, thin
 
 
@@ -138,6 +141,24 @@ def test_a_damaged_results_file_is_not_written_over(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_runs_added_at_the_same_time_are_all_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading waits until all have begun, or for a moment: without a lock, all would read the same file."""
+    folders = [finished(tmp_path / "runs", seed) for seed in range(4)]
+    begun, read = threading.Barrier(len(folders)), results._read_own
+
+    def read_slowly(path: Path) -> list[RunRecord]:
+        found = read(path)
+        with suppress(threading.BrokenBarrierError):
+            begun.wait(0.2)
+        return found
+
+    monkeypatch.setattr(results, "_read_own", read_slowly)
+    with ThreadPoolExecutor(len(folders)) as pool:
+        for job in [pool.submit(add_results, [folder], tmp_path / "results") for folder in folders]:
+            job.result()
+    assert [run.report.seed for run in read_results(tmp_path / "results" / "tiny.json")] == [0, 1, 2, 3]
+
+
 def rewritten(path: Path, **changes: Any) -> bytes:
     """A results file in which every run and the file itself say something else."""
     data = json.loads(path.read_bytes())
@@ -147,16 +168,16 @@ def rewritten(path: Path, **changes: Any) -> bytes:
 
 
 def test_a_backup_beside_a_results_file_does_not_take_its_place(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    (path,) = add_results([finished(tmp_path / "old", metrics={"error": 1.0})], results)
-    backup = results / "tiny.old.json"
+    place = tmp_path / "results"
+    (path,) = add_results([finished(tmp_path / "old", metrics={"error": 1.0})], place)
+    backup = place / "tiny.old.json"
     backup.write_bytes(rewritten(path, metrics={"error": 2.0}, finished="2027-01-01T00:00:00+00:00"))
-    records = read_records(tmp_path / "none", results)
+    records = read_records(tmp_path / "none", place)
     assert errors(records.runs) == [1.0]
     (problem,) = records.problems
     assert problem.path == str(backup)
     assert "which belong in tiny.json: not read" in problem.reason
-    add_results([], results, files=[backup])  # as the message says
+    add_results([], place, files=[backup])  # as the message says
     assert errors(read_results(path)) == [2.0]
 
 

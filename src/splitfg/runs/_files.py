@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,32 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Keep every other process that asks for it out of a folder; the lock goes with the process, however it ends.
+
+    Yields whether the lock was got: always with ``wait``, which waits for it.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+    # not on every platform; listing and reporting do without
+    import fcntl
+
+    path = folder / ".lock"
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            got = True
+        except BlockingIOError:
+            got = False
+        yield got
 
 
 def unwritable(path: Path, error: OSError) -> RunError:

@@ -20,11 +20,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from splitfg._files import TEMPORARY
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import make_folder, read_json, unwritable, write_atomic, write_json
+from splitfg.runs._files import locked, make_folder, read_json, write_atomic, write_json
 from splitfg.runs.config import Difference, differences, from_json, to_json
 from splitfg.runs.record import RunReport, Status, read_report, write_report
 
@@ -169,14 +169,9 @@ class RunFolder:
         Raises:
             RunError: Another process is in there.
         """
-        # not on every platform; listing and reporting do without
-        import fcntl
-
-        with self._open_lock() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"another process is running in {self.path}; wait for it or stop it") from None
+        with locked(self.path, wait=False) as got:
+            if not got:
+                raise RunError(f"another process is running in {self.path}; wait for it or stop it")
             self._remove_leftovers()
             yield
 
@@ -194,13 +189,6 @@ class RunFolder:
         with contextlib.suppress(OSError):  # other runs are in there
             for parent in (self.path.parent, self.path.parent.parent):
                 parent.rmdir()
-
-    def _open_lock(self) -> IO[bytes]:
-        path = self.path / ".lock"
-        try:
-            return path.open("ab")
-        except OSError as error:
-            raise unwritable(path, error) from error
 
     def _remove_leftovers(self) -> None:
         for path in self.path.glob(f".*{TEMPORARY}"):

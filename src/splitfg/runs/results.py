@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from splitfg.runs._errors import ConfigError, RunError
-from splitfg.runs._files import make_folder, read_json, write_atomic
+from splitfg.runs._files import locked, make_folder, read_json, write_atomic
 from splitfg.runs._metrics import read_metrics
 from splitfg.runs._names import natural
 from splitfg.runs.config import from_json, to_json
@@ -125,10 +125,11 @@ def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
     for record in records:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     added = {results / f"{name}.json": new for name, new in by_experiment.items()}
-    merged = {path: _merge(_read_own(path), new) for path, new in added.items()}
     make_folder(results)
-    for path, runs in merged.items():
-        write_atomic(path, _encoded(path.stem, runs))
+    with locked(results, wait=True):  # others may add at the same time
+        merged = {path: _merge(_read_own(path), new) for path, new in added.items()}
+        for path, runs in merged.items():
+            write_atomic(path, _encoded(path.stem, runs))
     return list(merged)
 
 
