@@ -107,6 +107,33 @@ def test_verify_counts_against_the_catalogue(folder):
     assert "token id 999" in problems[1]
 
 
+def test_a_folder_that_holds_other_data_is_refused_whatever_its_place(folder):
+    load_tokens(CORPUS, "train", folder)
+    other = dataclasses.replace(CORPUS, name="other")
+    for data, split in ((other, "train"), (CORPUS, "valid")):
+        both = dataclasses.replace(data, splits=(CORPUS.splits[0], TextSplit("valid", tokens=("small-valid*.u16",))))
+        elsewhere = folder / "prepared" / data.name / split
+        elsewhere.parent.mkdir(exist_ok=True)
+        elsewhere.symlink_to(place(folder))
+        complaint = f"holds small train, not {data.name} {split}"
+        with pytest.raises(DataError, match=complaint):
+            load_tokens(both, split, folder)
+        assert any(complaint in problem for problem in verify(both, folder))
+        elsewhere.unlink()
+    assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
+
+
+def test_the_stand_in_does_not_pass_for_the_corpus_it_stands_in_for(folder):
+    load_tokens(CORPUS, "train", folder)
+    target = folder / "prepared" / "wikitext103" / "train"
+    target.parent.mkdir()
+    target.symlink_to(place(folder))
+    with pytest.raises(DataError, match="holds small train, not wikitext103 train"):
+        load_tokens("wikitext103", "train", folder)
+    (found,) = [s for s in status(folder) if (s.name, s.split) == ("wikitext103", "train")]
+    assert (found.state, "holds small train" in found.detail) == ("broken", True)
+
+
 def test_verify_of_nothing_says_so(folder):
     (problem,) = verify(CORPUS, folder)
     assert "nothing to verify" in problem
@@ -284,7 +311,7 @@ def test_a_meta_file_cannot_point_outside(folder):
     meta["files"] = {"../../../text/small-train.u16": meta["files"]["tokens.u16"]}
     path.write_text(json.dumps(meta))
     with pytest.raises(DataError, match="file name"):
-        open_checked(place(folder))
+        open_checked(place(folder), "small", "train")
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3))

@@ -62,7 +62,7 @@ def ensure(data: DataSet, split: str, place: DataFolder) -> tuple[Path, Meta]:
         if not paths:
             raise _missing(data, split, place)
         _build(data, split, paths, place, silent, replace=False)
-    return prepared, open_checked(prepared)
+    return prepared, open_checked(prepared, data.name, split)
 
 
 def load_encoding(folder: Path | str | None = None) -> tiktoken.Encoding:

@@ -135,13 +135,23 @@ def damage(folder: Path, meta: Meta) -> list[str]:
     return problems
 
 
-def open_checked(folder: Path) -> Meta:
-    """The meta data of a prepared folder whose files are known to be intact.
+def mistaken(folder: Path, meta: Meta, name: str, split: str) -> list[str]:
+    """In what a prepared folder holds something else than its place says: the place alone proves nothing."""
+    held, wanted = f"{meta.name} {meta.split}".strip(), f"{name} {split}".strip()
+    return [f"{folder} holds {held}, not {wanted}"] if (meta.name, meta.split) != (name, split) else []
+
+
+def open_checked(folder: Path, name: str, split: str = "") -> Meta:
+    """The meta data of a prepared folder that holds this data set and split, and whose files are known to be intact.
 
     Raises:
-        DataError: Anything is missing or has changed since it was prepared.
+        DataError: It holds something else, or anything is missing or has changed since it was prepared.
     """
     meta = read_meta(folder)
+    wrong = mistaken(folder, meta, name, split)
+    if wrong:
+        hint = f"move it away and prepare the right one: splitfg data prepare {name}"
+        raise DataError("a prepared folder holds other data", wrong, hint)
     if _marked(folder) != _stats(folder, meta):
         problems = damage(folder, meta)
         if problems:

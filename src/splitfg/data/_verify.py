@@ -8,7 +8,7 @@ from typing import Literal
 
 from splitfg.data._folder import DataFolder
 from splitfg.data._prepare import how_to_get, splits_of
-from splitfg.data._prepared import Meta, damage, mark_checked, read_meta
+from splitfg.data._prepared import Meta, damage, mark_checked, mistaken, read_meta
 from splitfg.data.catalogue import CATALOGUE, describe
 from splitfg.data.errors import DataError
 from splitfg.data.specs import DataSet, ImageSet, TableSet, TextSet
@@ -22,7 +22,7 @@ class Status:
         name: Name of the data set.
         split: Split, or empty.
         state: ``prepared``; ``found``: raw files are there and will be prepared on first use; ``missing``;
-            ``broken``: a prepared folder that cannot be read.
+            ``broken``: a prepared folder that cannot be read, or holds other data.
         path: The prepared folder or the first raw file.
         detail: Counts and notes for people.
     """
@@ -47,6 +47,9 @@ def _status(data: DataSet, split: str, place: DataFolder) -> Status:
             meta = read_meta(prepared)
         except DataError as error:
             return Status(data.name, split, "broken", prepared, str(error))
+        wrong = mistaken(prepared, meta, data.name, split)
+        if wrong:
+            return Status(data.name, split, "broken", prepared, "; ".join(wrong))
         counts = [f"{count:,} {what}" for what, count in meta.counts.items()]
         return Status(
             data.name, split, "prepared", prepared, "; ".join([", ".join(counts), *filter(None, [meta.note])])
@@ -63,20 +66,18 @@ def verify(data: str | DataSet, folder: Path | str | None = None) -> list[str]:
         Every problem found; empty if all is well.
     """
     entry, place = describe(data), DataFolder.at(folder)
-    prepared = [path for split in splits_of(entry) if (path := place.prepared(entry, split)).is_dir()]
+    prepared = {split: path for split in splits_of(entry) if (path := place.prepared(entry, split)).is_dir()}
     if not prepared:
         return [f"{entry.name} is not prepared in {place.work}: there is nothing to verify"]
-    return [problem for path in prepared for problem in _verify_folder(entry, path)]
+    return [problem for split, path in prepared.items() for problem in _verify_folder(entry, split, path)]
 
 
-def _verify_folder(data: DataSet, folder: Path) -> list[str]:
+def _verify_folder(data: DataSet, split: str, folder: Path) -> list[str]:
     try:
         meta = read_meta(folder)
     except DataError as error:
         return list(error.problems)
-    problems = damage(folder, meta)
-    if meta.name != data.name:
-        problems.append(f"{folder} holds {meta.name}, not {data.name}")
+    problems = damage(folder, meta) + mistaken(folder, meta, data.name, split)
     if not problems:
         problems = _recount(data, folder, meta)
     if not problems:
