@@ -1,12 +1,11 @@
-"""``make bench``: print the ratios and record them with date, versions and device."""
+"""``make bench``: print the ratios. ``python -m benchmarks --record`` also keeps them, with what they rest on."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,39 @@ from benchmarks._measure import interleaved_ms, peak_mib
 from splitfg import Backprop, ForwardMode, FrozenTrunk, GradientLearner, LinearHead, SplitFG
 from splitfg.estimators import Estimator
 from splitfg.recipes import Adam
+from splitfg.runs._files import make_folder, write_json
+from splitfg.runs.environment import describe_device, resolve_device, source_revision
 
+RECORDED = Path(__file__).parent / "recorded.json"
 Step = Callable[[], object]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "recorded.json")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Print the ratios.")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=RECORDED,
+        help=f"also write them to a file ({RECORDED.name} if not named)",
+    )
     parser.add_argument("--repeats", type=int, default=7)
-    args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = {
-        "step": [_step_ratios(make(device), args.repeats) for make in (toy, tabm, gpt)],
-        "chunk": _chunk_ratios(gpt(device), args.repeats),
-        "head": _head_ratios(flat_head(device), args.repeats),
-    }
+    args = parser.parse_args(arguments)
+    device = resolve_device("auto")
+    found = measure(device.type, args.repeats)
     _print(found)
-    _record(args.out, device, found)
+    if args.record is not None:
+        record(args.record, device, found)
+        print(f"written: {args.record}")
+
+
+def measure(device: str, repeats: int) -> dict[str, Any]:
+    """Everything that is printed."""
+    return {
+        "step": [_step_ratios(make(device), repeats) for make in (toy, tabm, gpt)],
+        "chunk": _chunk_ratios(gpt(device), repeats),
+        "head": _head_ratios(flat_head(device), repeats),
+    }
 
 
 def _training_step(case: Case, estimator: Estimator) -> Step:
@@ -101,19 +116,23 @@ def _print(found: dict[str, Any]) -> None:
             print(f"    {name:<22}{ms:>10.2f} ms {time_ratio:>6.2f} x {mib:>10.1f} MiB {mib / base:>6.2f} x")
 
 
-def _record(out: Path, device: str, found: dict[str, Any]) -> None:
-    name = (
-        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+def record(path: Path, device: torch.device, found: dict[str, Any]) -> None:
+    """Replace a file as a whole by what was found, and by what it rests on."""
+    revision = source_revision()
+    make_folder(path.parent)
+    write_json(
+        path,
+        {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "device": describe_device(device),
+            "threads": torch.get_num_threads(),
+            "git": None if revision is None else revision.commit,
+            "git_dirty": None if revision is None else revision.dirty,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            **found,
+        },
     )
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": name,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        **found,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
