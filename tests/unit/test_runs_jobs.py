@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from splitfg.runs import RunFolder
+from splitfg.runs.bars import choose_view
 from splitfg.runs.jobs import Job, Outcome, run_jobs
 from splitfg.runs.progress import Event, JsonView
 
@@ -86,7 +88,7 @@ def test_a_folder_that_vanished_fails_its_own_job_alone(folder: RunFolder, tmp_p
     outcome, shown = run_beside(job(folder, SAYS_DONE), tmp_path)
     message = f"its folder {folder.path} is gone: run it again to begin anew"
     assert outcome == Outcome(folder.name, "failed", message)
-    assert shown[0] == {"event": "failed", "run": folder.name, "message": message}
+    assert shown[0] == {"event": "failed", "run": folder.name, "message": message, "folder": str(folder.path)}
 
 
 def test_a_command_that_is_not_there_fails_its_own_job_alone(folder: RunFolder, tmp_path: Path) -> None:
@@ -125,6 +127,69 @@ def test_a_signal_without_a_name_is_shown_by_its_number(folder: RunFolder, tmp_p
     number = signal.SIGRTMIN + 1
     outcome, _ = run_beside(job(folder, f"import os; os.kill(os.getpid(), {number})"), tmp_path)
     assert outcome == Outcome(folder.name, "failed", f"killed by signal {number}")
+
+
+SAYS_ALL = """
+import json, sys
+for event in (
+    {"event": "started", "step": 0, "device": "cpu"},
+    {"event": "progress", "step": 1, "steps": 10**400, "loss": None, "metrics": {}},
+    {"event": "finished", "status": "done", "metrics": {"loss": 1.0}, "message": ""},
+):
+    print(json.dumps(event | {"run": sys.argv[1]}), flush=True)
+"""
+
+
+@pytest.fixture
+def namesakes(tmp_path: Path) -> list[RunFolder]:
+    """Two folders, in two places, that have one name."""
+    found = [RunFolder.of(tmp_path / place, "tiny", "adam", 0) for place in ("here", "there")]
+    for folder in found:
+        folder.path.mkdir(parents=True)
+    return found
+
+
+def test_runs_that_share_a_name_are_told_apart(namesakes: list[RunFolder]) -> None:
+    shown = io.StringIO()
+    jobs = [job(folder, SAYS_ALL) for folder in namesakes]
+    assert [outcome.status for outcome in run_jobs(jobs, at_once=2, view=JsonView(shown))] == ["done", "done"]
+    events = [json.loads(line) for line in shown.getvalue().splitlines()]
+    for folder in namesakes:
+        kinds = [event["event"] for event in events if event["folder"] == str(folder.path)]
+        assert kinds == ["started", "progress", "finished"]
+
+
+def test_a_view_that_fails_is_switched_off_and_stops_nothing(
+    namesakes: list[RunFolder], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(JsonView):
+        def show(self, event: Event) -> None:
+            raise KeyError(event["run"])
+
+    jobs = [job(folder, SAYS_ALL) for folder in namesakes]
+    outcomes = run_jobs(jobs, at_once=2, view=Broken(io.StringIO()))
+    assert outcomes == [Outcome("tiny/adam/seed0", "done", "", {"loss": 1.0})] * 2
+    said = "progress can no longer be shown (KeyError: 'tiny/adam/seed0'); the runs go on\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # bars are drawn in a thread too
+def test_bars_that_cannot_be_drawn_give_the_terminal_back(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with more steps than a float can count."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with choose_view(console, total=1, as_json=False) as view:
+        view.show({"event": "started", "run": folder.name, "step": 0, "device": "cpu"})
+        for _ in range(2):
+            view.show(
+                {"event": "progress", "run": folder.name, "step": 1, "steps": 10**400, "loss": None, "metrics": {}}
+            )
+        view.show({"event": "note", "run": folder.name, "text": "drawn with the bars"})
+        (outcome,) = run_jobs([job(folder, SAYS_DONE)], at_once=1, view=view)
+    assert outcome.status == "done"
+    assert capsys.readouterr().err.count("progress can no longer be shown (OverflowError: ") == 1
+    assert "\x1b[?25h" in console.file.getvalue()  # the cursor is back
 
 
 def test_all_save_and_stop_when_nobody_reads_what_is_shown(folder: RunFolder, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from splitfg.runs import progress
 from splitfg.runs.bars import BarView, choose_view
-from splitfg.runs.progress import JsonView, PlainView, describe
+from splitfg.runs.progress import Guarded, JsonView, PlainView, describe
 from splitfg.runs.tensorboard import TensorBoardLog
 
 RUN = "tiny/adam/seed0"
@@ -37,7 +37,9 @@ STORY = [
 
 def test_the_view_fits_the_place() -> None:
     terminal, file = Console(file=io.StringIO(), force_terminal=True), Console(file=io.StringIO())
-    assert isinstance(choose_view(terminal, total=1, as_json=False), BarView)
+    chosen = choose_view(terminal, total=1, as_json=False)
+    assert isinstance(chosen, Guarded)
+    assert isinstance(chosen._view, BarView)
     assert isinstance(choose_view(file, total=1, as_json=False), PlainView)
     assert isinstance(choose_view(terminal, total=1, as_json=True), JsonView)
 
@@ -65,6 +67,29 @@ def test_plain_lines_are_few_and_tell_speed_and_time_left(monkeypatch: pytest.Mo
         f"{RUN}  step 500/1,000  20 steps/s  0:00:25 left  loss 0.5123  error 0.25",
         f"{RUN}  done  error 0.125",
     ]
+
+
+@pytest.mark.parametrize("steps", [10**23, 10**400])
+def test_steps_beyond_all_time_have_no_time_left(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    clock = iter([0.0, 20.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    out = io.StringIO()
+    view = PlainView(out)
+    for step in (100, 500):
+        view.show(progressed(step) | {"steps": steps})
+    assert f"step 500/{steps:,}  20 steps/s  - left" in out.getvalue()
+
+
+def test_runs_that_share_a_name_have_a_bar_each() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with BarView(console, total=2) as view:
+        for e in STORY[:2]:
+            for folder in ("here", "there"):
+                view.show(e | {"folder": folder})
+        for folder, left in (("here", 2), ("there", 1)):
+            view.show(progressed(500) | {"folder": folder})
+            view.show(STORY[-1] | {"folder": folder})
+            assert len(view._bars.tasks) == left  # that of all together among them
 
 
 def test_a_run_that_goes_on_says_from_where() -> None:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from splitfg.runs.progress import Event, JsonView, PlainView, View, current_numbers, describe
+from splitfg.runs.progress import Event, Guarded, JsonView, PlainView, View, current_numbers, describe, key_of
 
 _COLOURS: Final = {"finished": "green", "stopped": "yellow", "failed": "red", "note": "yellow"}
 
@@ -18,7 +18,7 @@ def choose_view(console: Console, *, total: int, as_json: bool) -> View:
     """JSON lines if asked for, bars if the console is a terminal, plain lines otherwise."""
     if as_json:
         return JsonView(console.file)
-    return BarView(console, total) if console.is_terminal else PlainView(console.file)
+    return Guarded(BarView(console, total)) if console.is_terminal else PlainView(console.file)
 
 
 class BarView:
@@ -50,30 +50,30 @@ class BarView:
 
     def show(self, event: Event) -> None:
         """Draw the event."""
-        kind, run = event["event"], event["run"]
+        kind, run, key = event["event"], event["run"], key_of(event)
         if kind == "started":
             name = _shorten(run, self._name_width)
-            self._tasks[run] = self._bars.add_task(name, total=None, detail="starting")
+            self._tasks[key] = self._bars.add_task(name, total=None, detail="starting")
         elif kind == "progress":
-            self._advance(run, event)
+            self._advance(key, event)
         elif kind in ("finished", "stopped", "failed"):
-            self._close(run)
+            self._close(key)
         line = describe(event)
         if line and not (kind == "started" and event["step"] == 0):
             colour = "red" if event.get("status") == "diverged" else _COLOURS.get(kind, "")
             self._bars.console.print(Text.assemble((run, "bold"), "  ", (line, colour)))
 
-    def _advance(self, run: str, event: Event) -> None:
-        task = self._tasks[run]
-        if run not in self._counted:
+    def _advance(self, key: str, event: Event) -> None:
+        task = self._tasks[key]
+        if key not in self._counted:
             # the clock of the speed starts here: steps of earlier sessions do not count
             self._bars.reset(task, total=event["steps"], completed=event["step"])
-            self._counted.add(run)
+            self._counted.add(key)
         self._bars.update(task, completed=event["step"], detail=current_numbers(event))
 
-    def _close(self, run: str) -> None:
-        if run in self._tasks:
-            self._bars.remove_task(self._tasks.pop(run))
+    def _close(self, key: str) -> None:
+        if key in self._tasks:
+            self._bars.remove_task(self._tasks.pop(key))
         if self._overall is not None:
             self._bars.advance(self._overall)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from splitfg.runs.folder import RunFolder
-from splitfg.runs.progress import Event, View
+from splitfg.runs.progress import Event, Guarded, View
 
 _ENDINGS: Final = ("finished", "stopped", "failed")
 _LINE_BYTES: Final = 2**22
@@ -48,7 +48,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
     """Run jobs, ``at_once`` at a time; how each of them ended, in their order.
 
     Ctrl-C or SIGTERM asks the running ones to save and stop, and starts no more; a second one kills them.
-    With more than one at a time each gets a single CPU thread.
+    With more than one at a time each gets a single CPU thread. A view that fails is switched off.
     """
     return asyncio.run(_run_all(jobs, at_once, view))
 
@@ -71,7 +71,7 @@ class _Crew:
     """The processes at work."""
 
     def __init__(self, view: View, environment: dict[str, str]) -> None:
-        self._view = view
+        self._view = Guarded(view)
         self._environment = environment
         self._working: set[asyncio.subprocess.Process] = set()
         self._stopping = self._unheard = False
@@ -103,14 +103,14 @@ class _Crew:
             try:
                 ending, code = await self._work(job)
             except (OSError, ValueError) as error:  # this job's trouble, not that of the others
-                return self._tell(Outcome(job.folder.name, "failed", _trouble(job.folder, error)))
+                return self._tell(job, Outcome(job.folder.name, "failed", _trouble(job.folder, error)))
         outcome = self._judge(job, ending, code)
-        return self._tell(outcome) if ending is None else outcome
+        return self._tell(job, outcome) if ending is None else outcome
 
-    def _tell(self, outcome: Outcome) -> Outcome:
+    def _tell(self, job: Job, outcome: Outcome) -> Outcome:
         """Show an ending that the process did not tell itself."""
         event = "stopped" if outcome.status == "stopped" else "failed"
-        self._show({"event": event, "run": outcome.run, "message": outcome.message})
+        self._show({"event": event, "run": outcome.run, "message": outcome.message} | _place(job))
         return outcome
 
     async def _work(self, job: Job) -> tuple[Event | None, int]:
@@ -134,7 +134,7 @@ class _Crew:
             with suppress(ProcessLookupError):
                 process.terminate()
         try:
-            return await self._listen(process), await process.wait()
+            return await self._listen(job, process), await process.wait()
         finally:
             self._working.discard(process)
             if process.returncode is None:  # nobody listens to it any more
@@ -142,14 +142,14 @@ class _Crew:
                     process.kill()
                 await process.wait()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> Event | None:
+    async def _listen(self, job: Job, process: asyncio.subprocess.Process) -> Event | None:
         assert process.stdout is not None
         ending: Event | None = None
         async for line in process.stdout:
             event = _event(line)
             if event is None:
                 continue
-            self._show(event)
+            self._show(event | _place(job))
             if event["event"] in _ENDINGS:
                 ending = event
         return ending
@@ -164,6 +164,11 @@ class _Crew:
         if ending["event"] == "finished":
             return Outcome(name, ending["status"], ending["message"], ending["metrics"])
         return Outcome(name, ending["event"], ending["message"], refused=ending.get("refused", False))
+
+
+def _place(job: Job) -> Event:
+    """The field of an event that tells runs apart."""
+    return {"folder": str(job.folder.path)}
 
 
 def _event(line: bytes) -> Event | None:
