@@ -304,6 +304,13 @@ class TestProvenance:
         assert provenance([]) is None
 
 
+def _costs(runs: dict[str, PresetRuns]) -> dict[str, str]:
+    """The first row of the costs by column, and the note."""
+    table = view_costs(runs)
+    assert table is not None
+    return dict(zip(table.columns, (c.text for c in table.rows[0].cells), strict=True)) | {"note": table.note}
+
+
 class TestCosts:
     def test_devices_and_overrides_are_never_averaged_together(self):
         changed = config_json(Config(), K=4)
@@ -332,6 +339,28 @@ class TestCosts:
         assert table is not None
         texts = dict(zip(table.columns, (c.text for c in table.rows[0].cells), strict=True))
         assert (texts["Step (ms)"], texts["JVPs per step"]) == ("–", "0")
+        assert table.note.endswith("–: not measured.")
+
+    def test_no_memory_and_no_steps_are_not_measured_and_never_zero(self):
+        runs = groups(run("a", 1.0, peak_memory_mib=0.0, steps=0), run("b", 1.0))
+        assert _costs(runs)["Peak memory (MiB)"] == "–"
+        assert _costs(runs)["Steps"] == "–"
+        table = Table("t", "T", ("MiB",), (Row("r", (Cell("a", "peak_memory_mib"),)),))
+        assert view_table(table, runs).rows[0].cells[0].state == "missing"
+
+    def test_averages_over_several_methods_are_left_out(self):
+        several = {"ms/backprop": 1.0, "ms/split_fg": 9.0, "ratio/split_fg": 9.0}
+        found = _costs(groups(run("a", None, metrics=several, wall_s=30.0, steps=200)))
+        averages = ("Step (ms)", "Peak memory (MiB)", "JVPs per step", "Reverse passes through the trunk")
+        assert {found[column] for column in averages} == {"–"}
+        assert (found["Steps"], found["Wall time"]) == ("200", "30 s")
+        assert "is in the tables" in found["note"]
+        assert _costs(groups(run("a", None, metrics=several, steps=0)))["Steps"] == "–"
+
+    def test_one_method_with_several_metrics_is_still_one(self):
+        found = _costs(groups(run("a", None, metrics={"ms/split_fg": 9.0, "mib/split_fg": 9.0, "accuracy": 1.0})))
+        assert found["Step (ms)"] == "4.25"
+        assert "is in the tables" not in found["note"]
 
     def test_nothing_run_no_table(self):
         assert view_costs(groups()) is None

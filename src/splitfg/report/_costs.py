@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from splitfg.report._groups import PresetRuns
+from splitfg.report._groups import PresetRuns, measured_several, quantities
 from splitfg.report._numbers import Summary, duration, significant, summarise
 from splitfg.runs.results import RunRecord
 
-_COLUMNS = (
-    "Step (ms)",
-    "Peak memory (MiB)",
-    "JVPs per step",
-    "Reverse passes through the trunk",
-    "Steps",
-    "Wall time",
-    "Runs",
-)
-
-
+_QUANTITIES = {
+    "step_ms": "Step (ms)",
+    "peak_memory_mib": "Peak memory (MiB)",
+    "jvps_per_step": "JVPs per step",
+    "trunk_backward": "Reverse passes through the trunk",
+    "steps": "Steps",
+}
+_COLUMNS = (*_QUANTITIES.values(), "Wall time", "Runs")
+_SEVERAL = "Where a run measured several methods, what each of them cost is in the tables."
 NOT_MEASURED = "–"
 
 
@@ -68,7 +66,16 @@ def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
     alike = len(places) == 1
     rows = tuple(CostRow(label, changes, _cells(runs, with_place=not alike)) for label, changes, runs in parts)
     columns = _COLUMNS if alike else (*_COLUMNS, "Where")
-    return CostTable(columns, rows, f"All on {next(iter(places))}." if alike else "")
+    return CostTable(columns, rows, _note(rows, [run for _, _, runs in parts for run in runs], places))
+
+
+def _note(rows: Iterable[CostRow], runs: Iterable[RunRecord], places: Collection[str]) -> str:
+    sentences = (
+        f"All on {next(iter(places))}." if len(places) == 1 else "",
+        f"{NOT_MEASURED}: not measured." if any(c.text == NOT_MEASURED for row in rows for c in row.cells) else "",
+        _SEVERAL if any(measured_several(run.report) for run in runs) else "",
+    )
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _place(run: RunRecord) -> str:
@@ -85,12 +92,9 @@ def _by_place(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
 
 def _cells(runs: list[RunRecord], *, with_place: bool) -> tuple[CostCell, ...]:
     wall_s = sum(run.report.wall_s for run in runs) / len(runs)
+    measured = [quantities(run.report) for run in runs]
     cells = (
-        _quantity(run.report.step_ms for run in runs),
-        _quantity(run.report.peak_memory_mib for run in runs),
-        _quantity(run.report.jvps_per_step for run in runs),
-        _quantity(run.report.trunk_backward for run in runs),
-        _quantity(run.report.steps for run in runs),
+        *(_quantity(found[name] for found in measured) for name in _QUANTITIES),
         CostCell(duration(wall_s), wall_s),
         CostCell(str(len(runs)), len(runs)),
     )

@@ -12,7 +12,9 @@ from splitfg.report._numbers import Summary, summarise
 from splitfg.runs.record import RunReport
 from splitfg.runs.results import RunRecord
 
-_QUANTITIES = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward", "wall_s", "steps")
+_OF_ONE_METHOD = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward")
+_QUANTITIES = (*_OF_ONE_METHOD, "wall_s", "steps")
+_NEVER_ZERO = ("peak_memory_mib", "steps")  # of a run that measured them
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,24 @@ def metric_values(runs: Iterable[RunRecord], metric: str) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
+def quantities(report: RunReport) -> dict[str, float | None]:
+    """What a report says of its run as a whole; ``None`` where nobody measured it, or where it belongs to no method."""
+    found = {name: getattr(report, name) for name in _QUANTITIES}
+    unmeasured = [name for name in _NEVER_ZERO if found[name] == 0]
+    averages = _OF_ONE_METHOD if measured_several(report) else ()
+    return found | dict.fromkeys((*unmeasured, *averages))
+
+
+def measured_several(report: RunReport) -> bool:
+    """Whether one run measured several methods (``ms/backprop`` and ``ms/frozen``): averages over them say nothing."""
+    return len({name.partition("/")[2] for name in report.metrics if "/" in name}) > 1
+
+
 def _metric(report: RunReport, name: str) -> float | None:
     """A metric by its name, or a quantity that every report has; ``None`` if the run did not measure it."""
     if report.status == "diverged":
         return math.nan
-    measured = {quantity: getattr(report, quantity) for quantity in _QUANTITIES} | report.metrics
-    return measured.get(name)
+    return (quantities(report) | report.metrics).get(name)
 
 
 def _group_preset(experiment: Experiment, preset: Preset, records: list[RunRecord]) -> PresetRuns:
