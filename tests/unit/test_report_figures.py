@@ -18,7 +18,7 @@ from report_samples import Config, Step, config_json, report_json
 from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
 from splitfg.report._figures import FigureView, view_figure
 from splitfg.report._groups import group_runs
-from splitfg.report._series import MAX_POINTS, curve_drawing, sweep_drawing
+from splitfg.report._series import MAX_POINTS, curve_drawing, for_logarithms, sweep_drawing
 from splitfg.runs.config import from_json
 from splitfg.runs.record import RunReport
 from splitfg.runs.results import RunRecord
@@ -152,10 +152,42 @@ class TestSvg:
         sweep = dataclasses.replace(SWEEP, log_x=log, log_y=log)
         assert draw(sweep, run("a", metrics={"loss": value}), run("a", 1, metrics={"loss": 5.0})).svg
 
-    def test_a_logarithm_that_would_hide_a_value_is_not_taken(self):
-        svg = draw(dataclasses.replace(CURVES, log_y=True), run("a", 0, points(0.0, 2.0))).svg
-        assert svg is not None
-        assert "0.5" in texts(svg), "a linear axis from 0 to 2"
+    def test_a_logarithmic_axis_stays_one_and_says_what_it_cannot_show(self):
+        figure = dataclasses.replace(CURVES, log_y=True, references=(("chance", 0.0), ("frozen", 5.0)))
+        view = draw(figure, run("a", 0, points(0.0, 2.0, -1.0, 2000.0)), run("b", 0, points(3.0, 0.0, 4.0)))
+        found = texts(view.svg or "")
+        assert {"10", "100", "1,000"} <= set(found), "powers of ten"
+        assert "Preset a (2 points not above zero left out)" in found
+        assert "Preset b (1 point not above zero left out)" in found
+        assert "frozen: 5" in found
+        assert not [text for text in found if text.startswith("chance")]
+        assert view.notes == ("chance: not above zero, left out.",)
+
+    def test_the_spread_stays_with_its_points(self):
+        groups = group_runs(experiment(), [run("a", 0, points(-4.0, 1.0)), run("a", 1, points(-8.0, 3.0))])
+        (line,) = for_logarithms(curve_drawing(CURVES, groups), x=False, y=True).series
+        assert (line.x, line.y) == ((10.0,), (2.0,))
+        assert line.spread == pytest.approx((math.sqrt(2),))
+
+    def test_the_first_step_has_no_place_on_a_logarithmic_axis(self):
+        view = draw(dataclasses.replace(CURVES, log_x=True), run("a", 0, points(5.0, 4.0, 3.0)))
+        assert "Preset a (1 point not above zero left out)" in texts(view.svg or "")
+
+    def test_a_line_without_any_point_left_is_a_note(self):
+        figure = dataclasses.replace(CURVES, log_y=True)
+        view = draw(figure, run("a", 0, points(0.0, -1.0)), run("b", 0, points(3.0, 4.0)))
+        assert "Preset a: 2 points not above zero left out." in view.notes
+        assert draw(figure, run("a", 0, points(0.0, -1.0))).svg is None
+
+    def test_so_is_a_diverged_run_that_the_legend_does_not_name(self):
+        figure = dataclasses.replace(CURVES, log_y=True)
+        broken = run("a", 1, points(-4.0, 90.0), status="diverged")
+        assert "Preset a: 1 point not above zero left out." in draw(figure, run("a", 0, points(4.0)), broken).notes
+
+    def test_nothing_is_left_out_on_linear_axes(self):
+        view = draw(CURVES, run("a", 0, points(0.0, -2.0)), run("b", 0, points(1.0)))
+        assert {"Preset a", "Preset b"} <= set(texts(view.svg or ""))
+        assert view.notes == ()
 
     def test_every_line_is_named_and_so_are_the_axes(self):
         figure = dataclasses.replace(CURVES, references=(("frozen", 1234.5),))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitfg.experiments.spec import Curves, Experiment, Figure
 from splitfg.report._groups import PresetRuns
-from splitfg.report._series import Drawing, Series, curve_drawing, sweep_drawing
+from splitfg.report._series import Drawing, Series, curve_drawing, for_logarithms, sweep_drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +49,11 @@ class FigureView:
 def view_figure(figure: Figure, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> FigureView:
     """Draw a figure from the runs of its experiment."""
     drawing = _drawing(figure, experiment, groups)
+    drawing = for_logarithms(drawing, x=figure.log_x and not drawing.categorical, y=figure.log_y)
     has_ours = any(series.style != "paper" for series in drawing.series)
     svg = _render(figure, drawing, salt=f"{experiment.name}-{figure.key}") if has_ours else None
-    return FigureView(figure, svg, drawing.notes)
+    hidden = [label for label, value in _all_references(figure) if (label, value) not in _references(figure)]
+    return FigureView(figure, svg, (*drawing.notes, *(f"{label}: not above zero, left out." for label in hidden)))
 
 
 def _drawing(figure: Figure, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> Drawing:
@@ -111,12 +113,12 @@ def _quiet_glyphs() -> Iterator[None]:
 
 def _scale(axes: Axes, figure: Figure, drawing: Drawing) -> None:
     ys = [y for series in drawing.series for y in series.y] + [y for _, y in _references(figure)]
-    if figure.log_y and min(ys) > 0:
+    if figure.log_y:
         axes.set_yscale("log")
     _tick_axis(axes.yaxis, ys)
     if not drawing.categorical:
         xs = [x for series in drawing.series for x in series.x]
-        if figure.log_x and min(xs) > 0:
+        if figure.log_x:
             axes.set_xscale("log")
         _tick_axis(axes.xaxis, xs)
         if axes.get_xscale() == "log" and len(set(xs)) <= _MOST_TICKS:
@@ -134,6 +136,11 @@ def _tick_axis(axis: XAxis | YAxis, values: list[float]) -> None:
 
 
 def _references(figure: Figure) -> tuple[tuple[str, float], ...]:
+    """The horizontal lines that the figure's axis can show."""
+    return tuple((label, value) for label, value in _all_references(figure) if value > 0 or not figure.log_y)
+
+
+def _all_references(figure: Figure) -> tuple[tuple[str, float], ...]:
     return figure.references if isinstance(figure, Curves) else ()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeAlias
 
@@ -73,6 +74,29 @@ def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, Pr
         series += [_measured_line(index, label, ours), _paper_line(index, label, paper)]
     notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
     return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)
+
+
+def for_logarithms(drawing: Drawing, *, x: bool, y: bool) -> Drawing:
+    """The drawing without the points that logarithmic axes cannot show; the legend, or else the notes, count them."""
+    names = {line.index: line.label for line in reversed(drawing.series) if line.label}
+    series: list[Series] = []
+    notes: list[str] = []
+    for line in drawing.series:
+        kept = _positive(line, x=x, y=y)
+        lost = len(line.x) - len(kept.x)
+        said = f"{lost} point{'s' if lost > 1 else ''} not above zero left out" if lost else ""
+        if said and kept.x and line.label:
+            kept = dataclasses.replace(kept, label=f"{line.label} ({said})")
+        elif said:
+            notes.append(f"{names.get(line.index, line.style)}: {said}.")
+        series += [kept] if kept.x else []
+    return Drawing(tuple(series), (*drawing.notes, *notes), drawing.categorical)
+
+
+def _positive(line: Series, *, x: bool, y: bool) -> Series:
+    keep = [(not x or a > 0) and (not y or b > 0) for a, b in zip(line.x, line.y, strict=True)]
+    xs, ys, spread = (tuple(compress(column, keep)) for column in (line.x, line.y, line.spread))
+    return dataclasses.replace(line, x=xs, y=ys, spread=spread)
 
 
 def field_value(config: Any, path: str) -> Any:
