@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import command, environment, splitfg
 
-from splitfg.runs import RunFolder, read_records
+from splitfg.runs import RunFolder, find_folders, read_records
 
 
 def events_in(text: str) -> list[dict[str, Any]]:
@@ -204,7 +204,12 @@ class Watched:
 
     def __init__(self, place: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            command(*arguments, "--json"), cwd=place, env=environment(), stdout=subprocess.PIPE, text=True
+            command(*arguments, "--json"),
+            cwd=place,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self._lines: Iterator[str] = iter(self.process.stdout)
@@ -221,9 +226,15 @@ class Watched:
         self.process.wait(60)
         return events
 
+    def said(self) -> str:
+        """What people were told, once it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
     def close(self) -> None:
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def wait_until_free(folder: RunFolder) -> None:
@@ -275,6 +286,21 @@ def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
     assert "goes on from step" in done.stdout
     assert "1 done" in done.stdout
     assert folder.report().steps == 150
+
+
+def test_interrupted_jobs_go_on_with_the_threads_they_began_with(tmp_path: Path) -> None:
+    settings = ("--set", "pause_s=0.05", "--set", "steps=60")
+    watched = Watched(tmp_path, "run", "tiny/adam", *settings, "--jobs", "2", "--device", "cpu", "--runs", "my runs")
+    watched.wait_for_step(5)
+    os.kill(watched.process.pid, signal.SIGINT)
+    watched.rest()
+    assert watched.said() == "go on with: splitfg resume --jobs 2 --device cpu --runs 'my runs'\n"
+    watched.close()
+
+    done = splitfg("resume", "--runs", "my runs", cwd=tmp_path, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+    began = {folder.name: folder.report().threads for folder in find_folders(tmp_path / "my runs")}
+    assert 1 in began.values()
 
 
 def test_a_terminal_shows_bars_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:

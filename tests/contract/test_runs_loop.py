@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,32 @@ def test_signals_save_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path: P
     run_in(stopped, config, runner)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert outcome(stopped) == outcome(straight)
+
+
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(tmp_path: Path, threads: Callable[[int], None]) -> None:
+    used = []
+
+    def runner(config: TinyConfig, *, seed: int, run: RunContext) -> Any:
+        used.append(torch.get_num_threads())
+        return stopping(config, seed=seed, run=run)
+
+    config, stopping = TinyConfig(), stopping_at(4)
+    folder = make_folder(tmp_path, config)
+    threads(3)
+    with pytest.raises(StoppedError):
+        run_in(folder, config, runner)
+    threads(2)
+    assert run_in(folder, config, runner).threads == 3
+    assert used == [3, 3]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of CPU threads, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def test_a_signal_while_evaluating_is_answered_after_the_next_step(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def run(
     prepared = _prepare(plans, runs)
     outcomes = _make(prepared.folders, prepared.refused, jobs, device, tensorboard=tensorboard, as_json=as_json)
     _discard_refused(prepared.new, outcomes)
-    _finish(outcomes, runs)
+    _finish(outcomes, _going_on(runs, jobs, device, tensorboard=tensorboard))
 
 
 def resume(
@@ -78,7 +78,7 @@ def resume(
     """Go on with runs that were interrupted."""
     folders = find_runs(runs, names or [])
     outcomes = _make(folders, [], jobs, device, tensorboard=tensorboard, as_json=as_json)
-    _finish(outcomes, runs)
+    _finish(outcomes, _going_on(runs, jobs, device, tensorboard=tensorboard))
 
 
 def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
@@ -91,7 +91,7 @@ def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = 
     print_report(runs, results, "demo")
     for path in write_figures(runs, results, runs / "demo", "demo"):
         typer.echo(f"drawn: {path}")
-    _finish(outcomes, runs)
+    _finish(outcomes, _going_on(runs, 1, device, tensorboard=False))
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,21 @@ def _summarise(console: Console, outcomes: Sequence[Outcome], *, skipped: int, a
     console.print(", ".join(parts) or "nothing to run", style="bold")
 
 
-def _finish(outcomes: Sequence[Outcome], root: Path) -> None:
+def _going_on(root: Path, jobs: int, device: str, *, tensorboard: bool) -> str:
+    """The command that goes on with what was interrupted, as it was begun: with several jobs, each has one thread."""
+    options = [
+        *(["--jobs", str(jobs)] if jobs > 1 else []),
+        *(["--device", device] if device != "auto" else []),
+        *(["--tensorboard"] if tensorboard else []),
+        *(["--runs", str(root)] if root != DEFAULT_RUNS else []),
+    ]
+    return shlex.join(["splitfg", "resume", *options])
+
+
+def _finish(outcomes: Sequence[Outcome], going_on: str) -> None:
     """Exit with what the outcomes add up to, saying how to go on if they were interrupted."""
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"stopped", "waiting"}:
-        where = "" if root == DEFAULT_RUNS else f" --runs {shlex.quote(str(root))}"
-        typer.echo(f"go on with: splitfg resume{where}", err=True)
+        typer.echo(f"go on with: {going_on}", err=True)
         raise typer.Exit(EXIT_STOPPED)
     raise typer.Exit(EXIT_FAILED if statuses & {"failed", "diverged"} else EXIT_OK)

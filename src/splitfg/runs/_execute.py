@@ -11,7 +11,7 @@ import torch
 from splitfg.runs._errors import DivergedError, RunError
 from splitfg.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
 from splitfg.runs.context import Emit, RunContext, require_finite, utc_now
-from splitfg.runs.environment import Revision, describe_device, resolve_device, source_revision, versions
+from splitfg.runs.environment import Revision, cpu_threads, describe_device, resolve_device, source_revision, versions
 from splitfg.runs.folder import RunFolder, RunIdentity
 from splitfg.runs.record import RunReport, Status
 
@@ -30,7 +30,7 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
         folder: A folder with ``config.json``.
         runner: What runs it.
         config: The config in ``config.json``, as the runner's dataclass.
-        device: ``auto``, ``cpu``, ``cuda``, ...; a run goes on where it began.
+        device: ``auto``, ``cpu``, ``cuda``, ...; a run goes on where it began, with as many CPU threads.
         emit: Is told what happens.
 
     Returns:
@@ -51,7 +51,9 @@ def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, em
     identity, revision = folder.identity(), source_revision()  # of the code that was loaded, which may change meanwhile
     checkpoint = load_checkpoint(folder.path)
     chosen = _choose_device(device, checkpoint)
-    with RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
+    # sums are rounded differently with another number of threads: a run keeps the one it began with
+    threads = checkpoint.state.get("threads") if checkpoint is not None else None
+    with cpu_threads(threads), RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
         run.emit("started", step=run.books.steps, device=describe_device(chosen))
         outcome = _run(runner, config, identity.seed, run)
         report = _report(identity, revision, run, outcome)

@@ -144,6 +144,7 @@ class RunContext:
         self.close_books()
         saved = {
             "device": self.device.type,
+            "threads": torch.get_num_threads(),
             "metrics_bytes": self._metrics.sync(),
             "books": asdict(self.books),
             "state": state,

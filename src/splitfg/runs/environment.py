@@ -6,11 +6,13 @@ environment variable ``SPLITFG_REVISION`` can supply it: the commit, with ``-dir
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -102,6 +104,20 @@ def describe_device(device: torch.device) -> str:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return f"{device.type}: {name}" if name else device.type
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Let torch use this many CPU threads for a while; ``None`` leaves it as it is."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class PeakMemory:
