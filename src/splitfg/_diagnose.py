@@ -139,6 +139,7 @@ def diagnose(
     """
     require_split(split)
     _require_counts(draws, steps)
+    refuse([] if split.trunk_params() else ["the trunk has no trained parameter, so there is no noise to measure"])
     black_box = isinstance(split.trunk, BlackBoxTrunk)
     estimator = SplitFG(K, engine=engine or (CentralDifference() if black_box else ForwardMode()))
     layout = Layout.of(split.trunk_params())

@@ -161,7 +161,10 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     tensors = [t for t in arrays if isinstance(t, Tensor)]
     if len(tensors) < len(arrays) and not isinstance(split.trunk, BlackBoxTrunk):
         found.append("the inputs hold an array that is no tensor: use torch.as_tensor(x)")
-    if any(len(t.shape) == 0 or t.shape[0] == 0 for t in (*arrays, y)):
+    if any(len(t.shape) == 0 for t in (*arrays, y)):
+        what = "the target" if y.ndim == 0 else "an input"
+        found.append(f"{what} is a single number without rows: put what is not per row into the trunk, as a buffer")
+    elif any(t.shape[0] == 0 for t in (*arrays, y)):
         found.append("the batch is empty: give at least one row")
     elif arrays and len({t.shape[0] for t in (*arrays, y)}) > 1:
         sizes = ", ".join(str(t.shape[0]) for t in (*arrays, y))

@@ -256,7 +256,7 @@ def test_step_counts_of_every_part_of_an_optimizer_go_to_the_device():
         for part in parts:
             for p in (p for group in part.param_groups if "capturable" in group for p in group["params"]):
                 part.state[p] = {"step": torch.tensor(3.0)}
-        DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups])
+        DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups], scheduled=True)
         counts = [state["step"] for part in parts for state in part.state.values()]
         assert counts
         assert {count.device.type for count in counts} == {"meta"}
@@ -266,9 +266,9 @@ def test_only_what_muon_moves_is_copied():
     """Adam, which moves the rest, reads its rates from the device."""
     s = Split(nn.Sequential(nn.Linear(3, 4)), LinearHead(nn.Linear(4, 2)))
     optimizer = Muon().build(s)
-    rates = DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups])
+    rates = DeviceRates(optimizer, [group["lr"] for group in optimizer.param_groups], scheduled=True)
     for p in s.model.parameters():
         p.grad = torch.ones_like(p)
     rates.step(torch.tensor(0.5))
-    copied = [t.numel() for part in rates._parts for t in getattr(part, "_before", [])]
+    copied = [t.numel() for part in rates._parts for group in getattr(part, "_before", []) for t in group]
     assert copied == [12]

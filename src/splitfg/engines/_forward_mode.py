@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -61,6 +62,8 @@ def _alone(tangents: Tensor) -> Tensor:
     return alone
 
 
-def chunk_problems(chunk: int | None) -> list[str]:
+def chunk_problems(chunk: object) -> list[str]:
     """What is wrong with a chunk size."""
-    return [] if chunk is None or chunk >= 1 else [f"chunk must be at least 1 (or None for all), got {chunk}"]
+    if chunk is None or (not isinstance(chunk, bool) and isinstance(chunk, Integral) and int(chunk) >= 1):
+        return []
+    return [f"chunk must be at least 1 (or None for all), got {chunk}"]

@@ -223,8 +223,10 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 
 
 def has_closed_form(layer: nn.Module) -> bool:
-    """Whether it is h Wᵀ + b with W and b its own parameters: a subclass may compute anything."""
-    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and "weight" in layer._parameters
+    """Whether it is h Wᵀ + b with W and b its own parameters: a subclass or a hook may compute anything."""
+    if not isinstance(layer, nn.Linear) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return type(layer).forward is nn.Linear.forward and "weight" in layer._parameters
 
 
 def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:

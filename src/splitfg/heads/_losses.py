@@ -138,7 +138,8 @@ class CrossEntropy(OutputLoss):
     def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
         """m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n), over the blocks so far."""
         logits = outputs.clone() if bias is None else outputs + bias
-        peak = logits.amax(dim=1)
+        # a block of logits that are all -inf (classes masked by the bias) has no peak, and adds nothing
+        peak = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)
         if seen is not None:
             peak = torch.maximum(peak, seen[0])
         total = logits.sub_(peak.unsqueeze(1)).exp_().sum(dim=1)
@@ -164,7 +165,8 @@ class CrossEntropy(OutputLoss):
             outputs.add_(bias)
         # the maximum comes off first: differences of large logits keep their digits
         outputs.sub_(peak.unsqueeze(1))
-        expected = (weight * outputs.gather(1, column).squeeze(1)).sum()
+        read = outputs.gather(1, column).squeeze(1)
+        expected = torch.where(weight != 0, weight * read, 0).sum()  # 0 times -inf is no number
         if labels.smoothing is None:
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1))
         else:

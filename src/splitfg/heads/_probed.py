@@ -22,9 +22,9 @@ class ProbedHead(OpaqueHead):
 
         u_bj = (l_b(h_b + ε e_j) - l_b(h_b - ε e_j)) / (2 ε N),
 
-    2 D evaluations for D coordinates a sample. The head's parameters, if it has any, are probed one coordinate at a
-    time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε). The default balances the two, relative to
-    the size of what is moved: ε = eps^(1/3) (1 + rms), of h and of each parameter.
+    2 D evaluations for D coordinates a sample. The head's trained parameters, if it has any, are probed one coordinate
+    at a time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε). The default balances the two,
+    relative to the size of what is moved: ε = eps^(1/3) (1 + rms), of h and of each parameter.
 
     Args:
         black_box: ``(params, h) -> outputs``; anything that runs, or an :class:`torch.nn.Module` over h.
@@ -72,7 +72,8 @@ class ProbedHead(OpaqueHead):
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
         params, (loss, u) = self.params(), self._loss_and_u(h, target, normaliser)
-        return HeadGradient(loss, u, {name: self._probe_param(params, name, h, target, normaliser) for name in params})
+        trained = [name for name, p in self.named_parameters() if p.requires_grad]
+        return HeadGradient(loss, u, {name: self._probe_param(params, name, h, target, normaliser) for name in trained})
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         params = self.params()

@@ -25,7 +25,6 @@ class Update:
 
     Attributes:
         steps: Steps taken.
-        rates: The learning rate of every group of the optimizer, before the schedule's factor.
     """
 
     def __init__(
@@ -40,7 +39,20 @@ class Update:
         self.module, self.optimizer, self.max_norm, self.apart = module, optimizer, max_norm, apart
         self.schedule: Schedule = schedule if schedule is not None else Constant()
         self.steps = 0
-        self.rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        if self.scheduled:
+            for group in optimizer.param_groups:  # as torch's schedulers do; it travels with checkpoints
+                group.setdefault("initial_lr", float(group["lr"]))
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the schedule sets the rates."""
+        return not isinstance(self.schedule, Constant)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of every group of the optimizer, before the schedule's factor."""
+        groups = self.optimizer.param_groups
+        return tuple(float(g.get("initial_lr", g["lr"]) if self.scheduled else g["lr"]) for g in groups)
 
     def __call__(self, estimate: Estimate) -> Estimate:
         """Take one step along these gradients; see :meth:`write`."""
@@ -57,7 +69,7 @@ class Update:
 
     def step(self) -> None:
         """Move the parameters along ``.grad``, at the schedule's rate."""
-        if not isinstance(self.schedule, Constant):
+        if self.scheduled:
             factor = self.schedule(self.steps)
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor

@@ -113,6 +113,7 @@ class CapturedLearner:
         if not self._checked:
             self.check(x, y, generator=generator)
         self._take(x, y)
+        self._rates.follow()
         stats = self._prepared(generator)()
         self._steps += 1
         return stats
@@ -136,7 +137,7 @@ class CapturedLearner:
         """From the eager learner's state; whatever was captured before reads memory that is no longer in use."""
         self._steps = self._eager.steps
         self._counter.fill_(self._steps)
-        self._rates = DeviceRates(self._eager.optimizer, self._eager.rates)
+        self._rates = DeviceRates(self._eager.optimizer, self._eager.rates, scheduled=self._eager.scheduled)
         self._replay = self._generator = None
 
     def _prepared(self, generator: torch.Generator) -> Replay[StepStats]:
@@ -178,12 +179,8 @@ class CapturedLearner:
         if self._y is None:
             self._x, self._y = pytree.tree_map_only(Tensor, torch.clone, (x, y))
             return
-        old, new = pytree.tree_leaves((self._x, self._y)), pytree.tree_leaves((x, y))
-        if [_kind(t) for t in old] != [_kind(t) for t in new]:
-            raise SplitError(["a captured step takes batches of one shape and dtype: leave a smaller last batch out"])
-        for place, value in zip(old, new, strict=True):
-            if isinstance(place, Tensor):
-                place.copy_(value)
+        for place, value in _matched((self._x, self._y), (x, y)):
+            place.copy_(value)
 
     def _compare(self, expected: Estimate, found: Estimate) -> None:
         roles = self._eager.split.roles
@@ -226,5 +223,32 @@ def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]])
         group.update(kept)
 
 
-def _kind(value: Any) -> Any:
-    return (value.shape, value.dtype) if isinstance(value, Tensor) else value
+def _matched(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of two batches of one structure, by the first one's places.
+
+    Raises:
+        SplitError: They differ in more than the values of tensors.
+    """
+    places, structure = pytree.tree_flatten(old)
+    try:
+        values = structure.flatten_up_to(new)
+    except ValueError as error:
+        raise SplitError(["a captured step takes batches of one structure, and this one has another"]) from error
+    found = []
+    for place, value in zip(places, values, strict=True):
+        tensors = isinstance(place, Tensor), isinstance(value, Tensor)
+        if tensors == (True, True):
+            found.append((place, value))
+        elif tensors != (False, False) or not _same(place, value):
+            raise SplitError(["a captured step sees new values of tensors alone: pass what changes as a tensor"])
+    if any((place.shape, place.dtype) != (value.shape, value.dtype) for place, value in found):
+        raise SplitError(["a captured step takes batches of one shape and dtype: leave a smaller last batch out"])
+    return found
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two inputs that are no tensors are one and the same; arrays are compared entry by entry."""
+    if first is second:
+        return True
+    equal = first == second
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitfg._split import Split, require_split
 from splitfg.errors import SplitError
-from splitfg.estimators import DirectPath, Estimator, ForwardGradient, SplitFG
+from splitfg.estimators import DirectPath, Estimator, EvolutionStrategy, ForwardGradient, SplitFG
 from splitfg.feedback import MeanJacobian
 from splitfg.learners._update import Update
 from splitfg.tangents import Conditioned, RunningMagnitude
@@ -54,7 +54,7 @@ class GradientLearner:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction = split, estimator, prediction
-        law = estimator.law if isinstance(estimator, SplitFG | ForwardGradient) else None
+        law = estimator.law if isinstance(estimator, SplitFG | ForwardGradient | EvolutionStrategy) else None
         self.magnitude = law.magnitude if isinstance(law, Conditioned) else None
         feedback = estimator.feedback if isinstance(estimator, DirectPath) else None
         self.maps = feedback if isinstance(feedback, MeanJacobian) else None
@@ -85,6 +85,11 @@ class GradientLearner:
     def steps(self) -> int:
         """Steps taken."""
         return self._update.steps
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the schedule sets the rates, rather than somebody outside."""
+        return self._update.scheduled
 
     @property
     def rates(self) -> tuple[float, ...]:

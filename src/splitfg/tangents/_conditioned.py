@@ -31,10 +31,10 @@ class RunningMagnitude:
     def update(self, grads: Params) -> None:
         """Take one more estimate into account, in place: a captured step goes on in the same memory."""
         if self._updates is None:
-            self._mean_square = {name: torch.zeros_like(g) for name, g in grads.items()}
+            self._mean_square = {name: torch.zeros_like(g, dtype=_wide(g)) for name, g in grads.items()}
             self._updates = next(iter(grads.values())).new_zeros((), dtype=torch.float64)
         for name, g in grads.items():
-            self._mean_square[name].lerp_(g.square(), 1 - self.beta)
+            self._mean_square[name].lerp_(g.to(_wide(g)).square(), 1 - self.beta)
         self._updates += 1
 
     def of(self, layout: Layout) -> Tensor | None:
@@ -44,8 +44,8 @@ class RunningMagnitude:
         if self._updates.device != layout.device:  # a checkpoint is read to the CPU
             self._updates = self._updates.to(layout.device)
             self._mean_square = {name: m.to(layout.device) for name, m in self._mean_square.items()}
-        seen = (1 - self.beta**self._updates).to(layout.dtype)
-        return (layout.flatten(self._mean_square) / seen).sqrt()
+        seen = 1 - self.beta**self._updates
+        return (layout.flatten(self._mean_square) / seen).sqrt().to(layout.dtype)
 
     def state_dict(self) -> dict[str, object]:
         """Tensors and numbers to go on from."""
@@ -59,6 +59,11 @@ class RunningMagnitude:
         updates = int(state["updates"])  # type: ignore[call-overload]
         first = next(iter(self._mean_square.values()), torch.empty(0))
         self._updates = first.new_tensor(updates, dtype=torch.float64) if updates else None
+
+
+def _wide(g: Tensor) -> torch.dtype:
+    """A dtype in which a small part of a mean is not rounded away."""
+    return torch.promote_types(g.dtype, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from splitfg.errors import refuse
 from splitfg.training._pair import OptimizerPair
 
 T = TypeVar("T")
@@ -96,31 +97,55 @@ class Replay(Generic[T]):
         return graph, made
 
 
+# The steps of these are not linear in the rate.
+_NOT_LINEAR = (torch.optim.Adafactor, torch.optim.Rprop, torch.optim.ASGD)
+
+
 class DeviceRates:
-    """Steps an optimizer with learning rates scaled by a factor that lives on the device.
+    """Steps an optimizer with learning rates that live on the device.
 
     Adam and AdamW read their rates from tensors. Of any other optimizer the step is taken at its full rate and
-    then shortened, θ ← θ + factor (θ' - θ): the same step, since it is linear in the rate, at the price of a copy of
+    then shortened, θ ← θ + factor (θ' - θ): the same step where it is linear in the rate, at the price of a copy of
     its parameters.
 
     Args:
-        optimizer: Adapted in place; :meth:`release` undoes it.
+        optimizer: Adapted in place.
         rates: The full rate of every group.
+        scheduled: Whether a factor is given for every step; otherwise rates are left to whoever sets them in the
+            optimizer's groups, and :meth:`follow` takes them over.
+
+    Raises:
+        SplitError: The optimizer's steps are not linear in a rate that changes.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float], *, scheduled: bool) -> None:
         parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
+        refuse(
+            [
+                f"the steps of {type(part).__name__} are not linear in their rate, which a captured step needs: take"
+                " eager steps, or a constant rate"
+                for part in parts
+                if scheduled and isinstance(part, _NOT_LINEAR)
+            ]
+        )
         left = iter(rates)
+        self._scheduled = scheduled
         self._parts = [_part_rates(part, [next(left) for _ in part.param_groups]) for part in parts]
+
+    def follow(self) -> None:
+        """Take over rates that were set in the groups since the last step, where there is no schedule."""
+        if not self._scheduled:
+            for part in self._parts:
+                part.follow()
 
     def step(self, factor: Tensor) -> None:
         """One step at ``factor`` times the full rates."""
         for part in self._parts:
-            part.step(factor)
+            part.step(factor if self._scheduled else None)
 
     def release(self) -> list[dict[str, Any]]:
         """The groups' settings from before, to be written into a checkpoint instead of the adapted ones."""
-        return [dict(kept) for part in self._parts for kept in part.kept]
+        return [dict(kept) for part in self._parts for kept in part.settings(own_rates=not self._scheduled)]
 
 
 def _part_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> _ReadRates | _ShortenedSteps:
@@ -131,39 +156,74 @@ class _ReadRates:
     """Of an optimizer that reads its rates from tensors."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-        self.kept = _adapted(optimizer)
+        self._kept, self._groups = _adapted(optimizer), optimizer.param_groups
         self._optimizer = optimizer
         device = optimizer.param_groups[0]["params"][0].device
         self._rates = [torch.tensor(rate, device=device) for rate in rates]
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate.clone()
+        self._places = [rate.clone() for rate in self._rates]
+        for group, place in zip(self._groups, self._places, strict=True):
+            group["lr"] = place
 
-    def step(self, factor: Tensor) -> None:
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            group["lr"].copy_(rate * factor)
+    def follow(self) -> None:
+        for group, place in zip(self._groups, self._places, strict=True):
+            if group["lr"] is not place:
+                place.fill_(group["lr"])
+                group["lr"] = place
+
+    def step(self, factor: Tensor | None) -> None:
+        if factor is not None:
+            for place, rate in zip(self._places, self._rates, strict=True):
+                place.copy_(rate * factor)
         self._optimizer.step()
+
+    def settings(self, *, own_rates: bool) -> Iterator[dict[str, Any]]:
+        for kept, group in zip(self._kept, self._groups, strict=True):
+            yield {**kept, "lr": float(group["lr"])} if own_rates else kept
 
 
 class _ShortenedSteps:
     """Of an optimizer that knows its rates as numbers alone."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
-        self.kept = _adapted(optimizer)
-        self._optimizer = optimizer
-        self._params = [p for group in optimizer.param_groups for p in group["params"]]
-        self._before: list[Tensor] = []
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        self._kept, self._groups = _adapted(optimizer), optimizer.param_groups
+        self._optimizer, self._rates = optimizer, [float(rate) for rate in rates]
+        self._params = [group["params"] for group in self._groups]
+        self._before: list[list[Tensor]] = []
+        self._seen, self._factors = list(self._rates), [torch.ones((), device=p[0].device) for p in self._params]
+        for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate
 
+    def follow(self) -> None:
+        for i, (group, rate) in enumerate(zip(self._groups, self._rates, strict=True)):
+            if float(group["lr"]) != self._seen[i]:
+                refuse([] if rate else ["a captured step cannot leave a rate of zero: begin with another"])
+                self._seen[i] = float(group["lr"])
+                self._factors[i].fill_(self._seen[i] / rate)
+
     @torch.no_grad()
-    def step(self, factor: Tensor) -> None:
+    def step(self, factor: Tensor | None) -> None:
         if not self._before:
-            self._before = [torch.empty_like(p) for p in self._params]
-        torch._foreach_copy_(self._before, self._params)
+            self._before = [[torch.empty_like(p) for p in params] for params in self._params]
+        for before, params in zip(self._before, self._params, strict=True):
+            torch._foreach_copy_(before, params)
+        self._step_at_full_rates()
+        for before, params, own in zip(self._before, self._params, self._factors, strict=True):
+            torch._foreach_sub_(params, before)
+            torch._foreach_mul_(params, own if factor is None else factor)
+            torch._foreach_add_(params, before)
+
+    def _step_at_full_rates(self) -> None:
+        """Rates that somebody has set in the groups stay there, for whoever goes on from them."""
+        given = [group["lr"] for group in self._groups]
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            group["lr"] = rate
         self._optimizer.step()
-        torch._foreach_sub_(self._params, self._before)
-        torch._foreach_mul_(self._params, factor)
-        torch._foreach_add_(self._params, self._before)
+        for group, rate in zip(self._groups, given, strict=True):
+            group["lr"] = rate
+
+    def settings(self, *, own_rates: bool) -> Iterator[dict[str, Any]]:
+        for kept, group in zip(self._kept, self._groups, strict=True):
+            yield {**kept, "lr": float(group["lr"])} if own_rates else kept
 
 
 def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
     """Groups for any ``torch.optim`` optimizer: ``head`` at ``lr``, ``trunk`` at ``rho * lr``.
 
     The trunk step scale rho multiplies the optimizer's *update*, not the gradient: an adaptive optimizer would
-    undo a scale on the gradient. Tied parameters, trained by the head's exact gradient, go with the head.
+    undo a scale on the gradient. Tied parameters go with the head, whose exact gradient trains them; under
+    ``Tied.INCLUDE`` the trunk's share of it, and its noise, come at the head's rate too.
 
     Args:
         split: The network.
@@ -37,13 +38,14 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
 
 
 def block_weights(split: Split) -> list[nn.Parameter]:
-    """The trunk's 2-D weight matrices: no tables, norms, biases or free-standing parameters."""
+    """The trunk's 2-D weight matrices, attention's and recurrent ones included: no tables, norms or biases."""
     roles = split.roles
     owners = dict(split.model.named_modules())
     found = []
     for name, p in split.model.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        is_matrix = leaf == "weight" and p.ndim == 2 and not isinstance(owners[owner], nn.Embedding)
+        is_table = isinstance(owners[owner], nn.Embedding | nn.EmbeddingBag)
+        is_matrix = "weight" in leaf and p.ndim == 2 and not is_table
         if roles[name] is Role.TRUNK and is_matrix:
             found.append(p)
     return found

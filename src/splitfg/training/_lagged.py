@@ -54,6 +54,14 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
                     self._update(p, p.grad, group)
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from ``state_dict()``; torch would round the running means to the parameters' dtype."""
+        super().load_state_dict(state_dict)
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, saved in state_dict["state"].items():
+            mean = saved["mean_square"]
+            self.state[params[i]]["mean_square"] = mean.to(params[i].device, copy=True)
+
     def preconditioner(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """a_t for one parameter, from what was seen before this step."""
         state = self.state[p]
@@ -71,6 +79,8 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
         if not state:
             # counted on the device, so that a captured step counts too
             wide = torch.promote_types(p.dtype, torch.float32)
-            state["mean_square"], state["step"] = torch.zeros_like(p), torch.zeros((), dtype=wide, device=p.device)
-        state["mean_square"].lerp_(g.square(), 1 - group["beta"])
+            # and in a wide dtype, in which a small part of the mean is not rounded away
+            state["mean_square"] = torch.zeros_like(p, dtype=wide)
+            state["step"] = torch.zeros((), dtype=wide, device=p.device)
+        state["mean_square"].lerp_(g.to(state["mean_square"].dtype).square(), 1 - group["beta"])
         state["step"] += 1

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from splitfg.errors import SplitError
+
 
 class OptimizerPair(torch.optim.Optimizer):
     """Two optimizers over disjoint parameters, stepped, saved and scheduled as one."""
@@ -16,6 +18,21 @@ class OptimizerPair(torch.optim.Optimizer):
         super().__init__([*first.param_groups, *second.param_groups], {})
         # The very groups of the parts, so that a schedule that sets a group's rate reaches them.
         self.param_groups = [*first.param_groups, *second.param_groups]
+        self._whole = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["parts"])  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: afterwards nobody could say which of the two should step the group."""
+        if getattr(self, "_whole", False):
+            raise SplitError(
+                ["a pair of optimizers takes no further group: add it to one of pair.parts, or build anew"]
+            )
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

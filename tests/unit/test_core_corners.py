@@ -1,0 +1,127 @@
+"""Corners of the core that are easily wrong: masked classes, narrow dtypes, tables, probes and words."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _toolkit import classes, generator, mlp_split, noise, seeded
+from torch import nn
+
+from splitfg import (
+    Conditioned,
+    CrossEntropy,
+    EvolutionStrategy,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    LinearHead,
+    ProbedHead,
+    RunningMagnitude,
+    Split,
+    SplitError,
+    SplitFG,
+    diagnose,
+)
+from splitfg.recipes import LaggedRMS
+from splitfg.training._groups import block_weights
+
+
+@pytest.mark.parametrize("block", [6, 12, 2**20])
+@pytest.mark.parametrize("masked", [(0,), (0, 1), (5, 6), (3,)])
+def test_classes_masked_by_the_bias_leave_a_finite_loss(block, masked):
+    layer = seeded(lambda: nn.Linear(4, 7)).double()
+    with torch.no_grad():
+        layer.bias[list(masked)] = -torch.inf
+    h, y = noise(6, 4), classes(6, count=7)
+    y = torch.tensor([c for c in range(7) if c not in masked])[y % (7 - len(masked))]
+    y[2] = -100
+    head = LinearHead(layer, loss=CrossEntropy(), block=block)
+    found = head(h, y)
+    h.requires_grad_()
+    expected = F.cross_entropy(layer(h), y)
+    expected.backward()
+    torch.testing.assert_close(found.loss, expected.detach())
+    torch.testing.assert_close(found.u, h.grad)
+    torch.testing.assert_close(found.grads["0.weight"], layer.weight.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_running_means_do_not_stall_in_narrow_dtypes(dtype):
+    s = mlp_split(2, 2, 2, dtype=dtype)
+    optimizer = LaggedRMS(lr=1e-9).build(s)
+    magnitude = RunningMagnitude(0.999)
+    for _ in range(3000):
+        for p in s.model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        magnitude.update({"w": torch.ones(2, dtype=dtype)})
+    p = next(s.model.parameters())
+    assert optimizer.preconditioner(p, optimizer.param_groups[0]).double().mean().item() == pytest.approx(1, rel=0.02)
+    assert magnitude.state_dict()["mean_square"]["w"].dtype == torch.float32
+    again = LaggedRMS(lr=1e-9).build(s)
+    again.load_state_dict(optimizer.state_dict())
+    assert torch.equal(again.state[p]["mean_square"], optimizer.state[p]["mean_square"])
+    assert again.state[p]["mean_square"].dtype == torch.float32
+
+
+class Readers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bag, self.table = nn.EmbeddingBag(5, 4), nn.Embedding(5, 4)
+        self.attention, self.layer, self.norm = nn.MultiheadAttention(4, 2), nn.Linear(4, 4), nn.LayerNorm(4)
+        self.recurrent = nn.GRU(4, 4)
+
+    def forward(self, x):
+        return self.layer(self.bag(x) + self.table(x).sum(1))
+
+
+def test_block_weights_are_matrices_and_no_tables():
+    s = Split(Readers(), LinearHead(nn.Linear(4, 3)))
+    found = {id(p) for p in block_weights(s)}
+    names = {n for n, p in s.trunk.named_parameters() if id(p) in found}
+    attention = {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert names == {*attention, "layer.weight", "recurrent.weight_ih_l0", "recurrent.weight_hh_l0"}
+
+
+def test_conditioned_tangents_learn_with_evolution_too():
+    s, magnitude = mlp_split(3, 4, 3), RunningMagnitude()
+    optimizer = torch.optim.SGD(s.model.parameters(), lr=0.1)
+    learner = GradientLearner(s, EvolutionStrategy(2, law=Conditioned(magnitude)), optimizer)
+    learner.step(noise(5, 3), classes(5, count=3), generator=generator())
+    assert set(magnitude.state_dict()["mean_square"]) == set(s.trained_params())
+
+
+def test_frozen_parameters_of_a_black_box_are_not_probed():
+    module, runs = nn.Linear(4, 3).double().requires_grad_(False), []
+    module.register_forward_hook(lambda *_: runs.append(1))
+    s = Split(nn.Linear(3, 4).double(), ProbedHead(module))
+    FrozenTrunk()(s, noise(5, 3), classes(5, count=3))
+    frozen = len(runs)
+    module.requires_grad_(True)
+    runs.clear()
+    FrozenTrunk()(s, noise(5, 3), classes(5, count=3))
+    assert len(runs) == frozen + 2 * 15
+
+
+def test_a_layer_with_a_hook_has_no_closed_form():
+    layer = nn.Linear(4, 3)
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(SplitError, match="ReverseModeHead"):
+        LinearHead(layer)
+
+
+@pytest.mark.parametrize("chunk", [0, 2.5, True, "all"])
+def test_chunks_are_counted(chunk):
+    with pytest.raises(SplitError, match="chunk must be at least 1"):
+        ForwardMode(chunk)
+
+
+def test_a_number_among_the_inputs_is_no_empty_batch():
+    with pytest.raises(SplitError, match="a single number without rows"):
+        SplitFG(2)(mlp_split(3, 4, 3), (noise(5, 3), torch.tensor(0.5)), classes(5, count=3), generator=generator())
+
+
+def test_a_frozen_trunk_has_nothing_to_diagnose():
+    s = mlp_split(3, 4, 3)
+    s.trunk.requires_grad_(False)
+    with pytest.raises(SplitError, match="no noise to measure"):
+        diagnose(s, noise(5, 3), classes(5, count=3), generator=generator())
