@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, fx, nn
 
 from splitfg._call import call, places_of
@@ -84,10 +85,13 @@ def without(model: nn.Module, name: str) -> nn.Module:
 
 
 class _Twin(nn.Module):
+    """The model with some modules replaced; whatever else changes in the model changes here too."""
+
     def __init__(self, model: nn.Module, new: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.new = dict(new)
         self._copies: dict[str, tuple[nn.Module, nn.Module]] = {}
+        self._own: set[str] = set()
         root = self._copied("", model)
         for name, module in new.items():
             *path, leaf = name.split(".")
@@ -96,7 +100,9 @@ class _Twin(nn.Module):
                 child = self._copied(".".join(path[:depth]), holder.get_submodule(step))
                 holder._modules[step] = child
                 holder = child
+                self._own.add(".".join(path[:depth]))
             holder._modules[leaf] = module
+            self._own.add(name)
         # Adopt the copy's registries, so that parameter names stay the model's own.
         self._modules, self._parameters, self._buffers = root._modules, root._parameters, root._buffers
 
@@ -113,11 +119,23 @@ class _Twin(nn.Module):
         return self._copies[name][1]
 
     def forward(self, *inputs: Any) -> Tensor:
-        for original, twin in self._copies.values():
-            if twin.training != original.training:
-                twin.training = original.training
+        if torch.compiler.is_compiling():  # attributes are constants there
+            for original, twin in self._copies.values():
+                if twin.training != original.training:
+                    twin.training = original.training
+        else:
+            self._follow()
         h: Tensor = self._copies[""][1](*inputs)
         return h
+
+    def _follow(self) -> None:
+        """Take over attributes and modules that were set in the model since."""
+        for path, (original, twin) in self._copies.items():
+            known = twin.__dict__
+            known.update({k: v for k, v in vars(original).items() if k != "_modules" and known.get(k, self) is not v})
+            for name, child in original._modules.items():
+                if (f"{path}.{name}" if path else name) not in self._own:
+                    twin._modules[name] = child
 
 
 def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:

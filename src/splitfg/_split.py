@@ -221,7 +221,8 @@ def split(
     becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``). The last linear
     layer is the one that is called last, where the model can be traced, and else the one that is defined last.
 
-    Of a model from :func:`torch.compile`, the original is cut.
+    Of a model from :func:`torch.compile`, the original is cut. Attributes and modules that are set in the model later
+    count at its last linear layer; elsewhere it is traced, and stays cut as it was.
 
     Forward mode looks through ``torch.no_grad()`` blocks inside a trunk; use ``.detach()`` to stop a tangent.
 

@@ -1,4 +1,4 @@
-"""Modules and parameters that are used in several places, and modules that work in place: gradients and parameters."""
+"""Models that are awkward to take apart: shared modules and parameters, work in place, changes after the cut."""
 
 import pytest
 import torch
@@ -153,3 +153,22 @@ def test_gradients_of_a_head_can_be_clipped_in_place():
     moved = torch.cat([(p - before[n]).flatten() for n, p in s.model.named_parameters()])
     assert moved.norm().item() == pytest.approx(0.1, rel=1e-5)
     torch.testing.assert_close(module.w - before["head.module.w"], module.dw - before["head.module.dw"])
+
+
+class Gained(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain, self.body = 1.0, nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.readout = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.readout(self.gain * self.body(x))
+
+
+def test_a_cut_model_follows_what_is_set_in_it():
+    model = seeded(Gained).double()
+    s, x, y = split(model), noise(6, WIDTH), classes(6, count=3)
+    for change in (lambda: None, lambda: setattr(model, "gain", 3.0), lambda: model.body.__setitem__(1, nn.ReLU())):
+        change()
+        loss = FrozenTrunk()(s, x, y).loss
+        torch.testing.assert_close(loss, F.cross_entropy(model(x), y).detach())
