@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,22 @@ class Plan:
         """Where it goes; overrides are part of the folder's name."""
         changes = differences(self.preset.config, self.config)
         return RunFolder.of(root, self.experiment.name, variant_name(self.preset.name, changes), self.seed)
+
+    def prepare(self, folder: RunFolder) -> None:
+        """Write the config into its folder, or make sure that the run which is there, finished or not, is this one.
+
+        Raises:
+            RunError: It is another one; the error shows the difference.
+        """
+        run = (self.experiment.name, self.preset.name, self.seed)
+        if not folder.finished:
+            folder.prepare(*run, self.config, completed=self.experiment.completed)
+            return
+        folder.require_run(*run)
+        folder.require_result()
+        changes = self.experiment.overrides(replace(self.preset, config=self.config), folder.report().config)
+        if changes:
+            raise folder.another_config("preset: as asked for now", changes)
 
 
 def target_names() -> list[str]:

@@ -112,7 +112,7 @@ def _prepare(plans: Sequence[Plan], root: Path) -> _Prepared:
         folder = plan.folder(root)
         is_new = not folder.path.exists()
         try:
-            folder.prepare(plan.experiment.name, plan.preset.name, plan.seed, plan.config)
+            plan.prepare(folder)
         except RunError as error:
             prepared.refused.append(Outcome(folder.name, "failed", str(error)))
             continue

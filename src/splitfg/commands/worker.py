@@ -65,7 +65,7 @@ def _work(folder: RunFolder, device: str, emit: Emit) -> int:
 
     identity = folder.identity()
     experiment, preset = find_preset(identity.experiment, identity.preset)
-    config = from_json(type(preset.config), identity.config)
+    config = from_json(type(preset.config), experiment.completed(identity.config))
     report = execute(folder, _load_runner(experiment), config, device=device, emit=emit)
     return EXIT_OK if report.status == "done" else EXIT_FAILED
 

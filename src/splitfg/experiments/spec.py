@@ -179,16 +179,28 @@ class Experiment:
         """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
         return tuple(str(d) for d in self._departures(preset, recorded) if not self._is_immaterial(d.field))
 
+    def overrides(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """The :meth:`changes`, and immaterial fields that were set otherwise; not those that came or went."""
+        found = self._departures(preset, recorded)
+        return tuple(str(d) for d in found if not (self._is_immaterial(d.field) and d.came_or_went))
+
     def closeness(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[bool, bool]:
         """Whether none of a run's immaterial fields was set otherwise than the preset's, and none came or went.
 
         Runs without :meth:`changes` are runs of the preset; the closest stands for it.
         """
         found = [d for d in self._departures(preset, recorded) if self._is_immaterial(d.field)]
-        return all(_ABSENT in (d.ours, d.theirs) for d in found), not found
+        return all(d.came_or_went for d in found), not found
+
+    def completed(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """A config's JSON with the fields that came after it was written, as far as ``earlier`` tells of them."""
+        filled = dict(recorded)
+        for name, value in self.earlier:
+            _fill(filled, name.split("."), value)
+        return filled
 
     def _departures(self, preset: Preset, recorded: Mapping[str, Any]) -> list[_Departure]:
-        expected, actual = dict(flatten(to_json(preset.config))), dict(self.earlier) | dict(flatten(recorded))
+        expected, actual = dict(flatten(to_json(preset.config))), dict(flatten(self.completed(recorded)))
         names = dict.fromkeys([*expected, *actual])
         sides = (_Departure(name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
         return [side for side in sides if side.ours != side.theirs]
@@ -205,8 +217,22 @@ class _Departure:
     ours: Any
     theirs: Any
 
+    @property
+    def came_or_went(self) -> bool:
+        return _ABSENT in (self.ours, self.theirs)
+
     def __str__(self) -> str:
         return f"{self.field}={self.theirs} (preset: {self.ours})"
+
+
+def _fill(data: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a nested field where it is missing and what holds it is there; inner objects are copied, not changed."""
+    first, *rest = path
+    if not rest:
+        data.setdefault(first, value)
+    elif isinstance(data.get(first), Mapping):
+        data[first] = dict(data[first])
+        _fill(data[first], rest, value)
 
 
 def identity_in(experiments: Iterable[Experiment]) -> Identity:

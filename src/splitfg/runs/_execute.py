@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from splitfg.runs._errors import DivergedError, RunError
 from splitfg.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
+from splitfg.runs.config import to_json
 from splitfg.runs.context import Emit, RunContext, require_finite, utc_now
 from splitfg.runs.environment import Revision, cpu_threads, describe_device, resolve_device, source_revision, versions
 from splitfg.runs.folder import RunFolder, RunIdentity
@@ -29,7 +30,7 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
     Args:
         folder: A folder with ``config.json``.
         runner: What runs it.
-        config: The config in ``config.json``, as the runner's dataclass.
+        config: The config in ``config.json``, as the runner's dataclass; the report records it, with all its fields.
         device: ``auto``, ``cpu``, ``cuda``, ...; a run goes on where it began, with as many CPU threads.
         emit: Is told what happens.
 
@@ -56,7 +57,7 @@ def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, em
     with cpu_threads(threads), RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
         run.emit("started", step=run.books.steps, device=describe_device(chosen))
         outcome = _run(runner, config, identity.seed, run)
-        report = _report(identity, revision, run, outcome)
+        report = _report(replace(identity, config=to_json(config)), revision, run, outcome)
     if report.status == "done":
         drop_previous(folder.path)
     folder.finish(report)

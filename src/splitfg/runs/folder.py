@@ -17,16 +17,18 @@ import contextlib
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from splitfg._files import TEMPORARY
 from splitfg.runs._errors import ConfigError, RunError
 from splitfg.runs._files import locked, make_folder, read_json, write_atomic, write_json
 from splitfg.runs.config import Difference, differences, from_json, to_json
 from splitfg.runs.record import RunReport, Status, read_report, write_report
+
+Json: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,13 @@ class RunFolder:
                 " folder to run it anew."
             ) from error
 
-    def prepare(self, experiment: str, preset: str, seed: int, config: Any) -> None:
+    def prepare(
+        self, experiment: str, preset: str, seed: int, config: Any, *, completed: Callable[[Json], Json] = dict
+    ) -> None:
         """Write ``config.json``, or make sure that the one which is there says the same.
+
+        ``completed`` adds to a config that was written earlier what its missing fields amounted to then; those it does
+        not know of have their defaults.
 
         Raises:
             RunError: A run with another config lives here; the error shows the difference.
@@ -140,12 +147,25 @@ class RunFolder:
             identity = RunIdentity(experiment, preset, seed, to_json(config))
             write_json(self.path / "config.json", to_json(identity))
             return
+        there = self.require_run(experiment, preset, seed)
+        changes = differences(from_json(type(config), completed(there.config)), config)
+        if changes:
+            raise self.another_config("there -> now", map(str, changes))
+
+    def require_run(self, experiment: str, preset: str, seed: int) -> RunIdentity:
+        """What is run here, or a :class:`RunError` if that is another preset or seed."""
         there = self.identity()
         if (there.experiment, there.preset, there.seed) != (experiment, preset, seed):
             raise RunError(f"{self.path} holds {there.experiment}/{there.preset}/seed{there.seed}")
-        changes = differences(from_json(type(config), there.config), config)
-        if changes:
-            raise RunError(_config_changed(self.path, changes))
+        return there
+
+    def another_config(self, how: str, changes: Iterable[str]) -> RunError:
+        """The error for a folder whose run is not the one asked for, with the differences and how to read them."""
+        lines = "\n".join(f"  {change}" for change in changes)
+        return RunError(
+            f"{self.path} holds a run with another config ({how}):\n{lines}\n"
+            "Delete or move that folder, or keep both with --runs OTHER_FOLDER."
+        )
 
     def finish(self, report: RunReport) -> None:
         """Write the result and close the folder for good.
@@ -198,11 +218,3 @@ class RunFolder:
 def find_folders(root: Path) -> list[RunFolder]:
     """All run folders under ``root``, in a stable order."""
     return [RunFolder(path.parent) for path in sorted(root.glob("*/*/seed*/config.json"))]
-
-
-def _config_changed(path: Path, changes: tuple[Difference, ...]) -> str:
-    lines = "\n".join(f"  {change}" for change in changes)
-    return (
-        f"{path} holds a run with another config (there -> now):\n{lines}\n"
-        "Delete or move that folder, or keep both with --runs OTHER_FOLDER."
-    )
