@@ -14,21 +14,27 @@ from _toolkit import (
     seeded,
     trunk_names,
 )
+from torch import nn
 
 from splitfg import (
+    Activities,
+    ActivityFG,
     Backprop,
     Conditioned,
     EvolutionStrategy,
     ForwardGradient,
     ForwardMode,
+    LinearHead,
     Orthogonal,
     Rademacher,
     RunningMagnitude,
+    Split,
     SplitFG,
     Tied,
     split,
     theory,
 )
+from splitfg.models import TabM
 
 DRAWS, K = 600, 3
 
@@ -69,6 +75,36 @@ def test_rademacher_split_fg():
     total = (sample - g).square().sum(1)
     assert fair(total, theory.total_variance(g, K, theory.RADEMACHER_FOURTH_MOMENT))
     assert not fair(total, theory.total_variance(g, K))
+
+
+@pytest.mark.parametrize("name", ["mlp", "members", "images"])
+def test_activity_tangents(name):
+    """Unbiased, with less noise than weight tangents where weights are many; less still if members are scored apart."""
+    s, x, y = {
+        "mlp": lambda: (mlp_split(6, 8, 8, 3), noise(9, 6), classes(9, count=3)),
+        "members": lambda: (members_split(), noise(9, 6), classes(9, count=3)),
+        "images": lambda: (image_split(), noise(3, 1, 3, 3), classes(3, count=3)),
+    }[name]()
+    names = trunk_names(s)
+    g = flat(exact(s, x, y), names)
+    sample = draw(ActivityFG(K), s, x, y, names)
+    assert fair(sample, g)
+    total = (sample - g).square().sum(1).mean()
+    assert (total < 0.5 * theory.total_variance(g, K)) == (name != "images")
+    if name == "members":
+        together = draw(ActivityFG(K, Activities(s.trunk.activities().layers)), s, x, y, names)
+        assert fair(together, g)
+        assert total < 0.5 * (together - g).square().sum(1).mean()
+
+
+def members_split():
+    trunk = TabM(6, width=8, members=4, generator=generator()).double()
+    return seeded(lambda: Split(trunk, LinearHead(nn.Linear(8, 3, dtype=torch.float64))))
+
+
+def image_split():
+    body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.ReLU(), nn.Flatten())
+    return seeded(lambda: Split(body.double(), LinearHead(nn.Linear(27, 3, dtype=torch.float64))))
 
 
 def test_orthogonal_split_fg():

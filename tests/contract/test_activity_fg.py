@@ -1,0 +1,196 @@
+"""Activity tangents: pure, forward only, the same in chunks, and clear about what cannot work."""
+
+import pytest
+import torch
+from _toolkit import classes, generator, mlp_split, noise, seeded
+from test_estimator_contract import assert_untouched, photograph, same
+from torch import nn
+
+from splitfg import (
+    Activities,
+    ActivityFG,
+    Backprop,
+    CentralDifference,
+    CosineWithWarmup,
+    Estimator,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    LinearHead,
+    Split,
+    SplitError,
+    SquaredError,
+    split,
+)
+from splitfg.models import TabM
+from splitfg.recipes import Adam
+from splitfg.sites import layer_gradients, pull_back
+
+K = 3
+
+
+def tables(dtype=torch.float64, **head):
+    trunk = TabM(3, width=4, members=2, generator=generator()).to(dtype)
+    return seeded(lambda: Split(trunk, LinearHead(nn.Linear(4, 3, dtype=dtype), **head)))
+
+
+def problem():
+    return tables(), noise(5, 3), classes(5, count=3)
+
+
+def images():
+    body = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten())
+    return seeded(lambda: Split(body.double(), LinearHead(nn.Linear(32, 3, dtype=torch.float64))))
+
+
+SPLITS = {
+    "mlp": (lambda: mlp_split(3, 4, 4, 3), lambda: noise(5, 3)),
+    "tables": (tables, lambda: noise(5, 3)),
+    "images": (images, lambda: noise(5, 1, 4, 4)),
+}
+every_split = pytest.mark.parametrize("name", SPLITS)
+
+
+@every_split
+def test_keeps_to_the_protocol(name):
+    (make, inputs), y = SPLITS[name], classes(5, count=3)
+    s, x = make(), inputs()
+    assert isinstance(ActivityFG(K), Estimator)
+    before = photograph(s, x, y)
+    estimate = ActivityFG(K)(s, x, y, generator=generator())
+    assert_untouched(before, photograph(s, x, y))
+    same(estimate, ActivityFG(K)(s, x, y, generator=generator()), rtol=0, atol=0)
+    assert {n: g.shape for n, g in estimate.grads.items()} == {n: p.shape for n, p in s.trained_params().items()}
+    assert not estimate.stats.biased
+    assert (estimate.stats.jvps, estimate.stats.trunk_backward, estimate.stats.scores.shape) == (K, 0, (K,))
+    exact = Backprop()(s, x, y)
+    torch.testing.assert_close(estimate.loss, exact.loss)
+    for n in s.head_params():
+        torch.testing.assert_close(estimate.grads[n], exact.grads[n])
+
+
+@every_split
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_the_chunk_does_not_change_the_estimate(name, chunk):
+    (make, inputs), y = SPLITS[name], classes(5, count=3)
+    s, x = make(), inputs()
+    chunked = ActivityFG(K, engine=ForwardMode(chunk))(s, x, y, generator=generator())
+    same(ActivityFG(K)(s, x, y, generator=generator()), chunked)
+
+
+def test_measured_on_a_device_that_only_runs_forward():
+    s, x, y = problem()
+    exact, measured = (
+        ActivityFG(K, engine=e)(s, x, y, generator=generator()) for e in (ForwardMode(), CentralDifference())
+    )
+    same(exact, measured, rtol=1e-4, atol=1e-6)
+    assert measured.stats.biased
+
+
+def test_nothing_is_saved_for_backward():
+    def refuse(t):
+        raise AssertionError(f"saved a tensor of shape {tuple(t.shape)}")
+
+    s, x, y = problem()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t):
+        estimate = ActivityFG(K)(s, x, y, generator=generator())
+    assert not any(g.requires_grad for g in estimate.grads.values())
+
+
+def test_frozen_layers_are_left_out():
+    s, x, y = problem()
+    s.trunk.layers[0].requires_grad_(False)
+    grads = ActivityFG(K)(s, x, y, generator=generator()).grads
+    assert not any(n.startswith("trunk.layers.0") for n in grads)
+    assert any(n.startswith("trunk.layers.1") for n in grads)
+
+
+def test_layers_of_a_table_know_their_gradients():
+    trunk = tables().trunk
+    layer, x, delta = trunk.layers[0], noise(5, 1, 3), noise(5, 2, 4, seed=7)
+    layer(x).backward(delta)
+    with torch.no_grad():
+        found = layer_gradients(layer, x, delta)
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(found[name], p.grad)
+    members, u = noise(5, 2, 4).requires_grad_(), noise(5, 4, seed=8)
+    trunk.mean(members).backward(u)
+    torch.testing.assert_close(pull_back(trunk.mean, members.detach(), u)[0], members.grad)
+
+
+def test_learns_nearly_as_backprop_does():
+    def last_loss(estimator):
+        s = tables(torch.float32, loss=SquaredError())
+        x = noise(256, 3, dtype=torch.float32)
+        y = torch.stack([x[:, 0] * x[:, 1], x[:, 2].abs(), x.sum(1).sin()], dim=1)
+        learner = GradientLearner(s, estimator, Adam(lr=1e-2).build(s), schedule=CosineWithWarmup(200, 10))
+        draws = generator()
+        return [float(learner.step(x, y, generator=draws).loss) for _ in range(200)][-1]
+
+    backprop, ours, frozen = (last_loss(e) for e in (Backprop(), ActivityFG(4), FrozenTrunk()))
+    assert frozen - ours > 0.8 * (frozen - backprop) > 0.1
+
+
+class TestRefusals:
+    def refused(self, estimator, s, x=None):
+        with pytest.raises(SplitError) as caught:
+            estimator(s, noise(5, 3) if x is None else x, classes(5, count=3), generator=generator())
+        return caught.value.problems
+
+    def test_layers_that_are_not_there_or_know_nothing(self):
+        chosen = Activities(("0", "9", "1"), top="1")
+        problems = self.refused(ActivityFG(K, chosen), mlp_split(3, 4, 4, 3))
+        for words in ("no module named '9'", "1 (Tanh) does not know its own gradient", "no closed form for 1 (Tanh)"):
+            assert any(words in p for p in problems), words
+        assert len(problems) == 3
+
+    def test_parameters_that_nobody_would_train(self):
+        class Free(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.offset = nn.Linear(3, 4), nn.Parameter(torch.zeros(4))
+
+            def forward(self, x):
+                return self.layer(x) + self.offset
+
+        s = Split(Free().double(), LinearHead(nn.Linear(4, 3, dtype=torch.float64)))
+        (problem,) = self.refused(ActivityFG(K), s)
+        assert problem.startswith("offset belongs to no layer")
+        chosen = ActivityFG(K, Activities(("layer",)))(s, noise(5, 3), classes(5, count=3), generator=generator())
+        assert "trunk.offset" not in chosen.grads
+
+    def test_a_layer_that_is_called_twice(self):
+        layer = nn.Linear(3, 3)
+        s = split(nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(3, 3)).double())
+        (problem,) = self.refused(ActivityFG(K), s)
+        assert "0 is called twice" in problem
+
+    def test_rows_that_layers_do_not_have(self):
+        (problem, *_) = self.refused(ActivityFG(K, Activities(rows=2)), self.mixed())
+        assert "does not begin with the (5, 2) rows" in problem
+
+    def mixed(self):
+        class Folded(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 4)
+
+            def forward(self, x):
+                return self.layer(x).unflatten(1, (2, 2))
+
+        trunk = nn.Sequential(Folded(), nn.Linear(2, 2))
+        return Split(trunk.double(), LinearHead(nn.Linear(2, 3, dtype=torch.float64)))
+
+    def test_a_frozen_trunk(self):
+        s = mlp_split(3, 4, 3)
+        s.trunk.requires_grad_(False)
+        assert "no layer of the trunk is trained" in self.refused(ActivityFG(K), s)[0]
+
+    @pytest.mark.parametrize("settings", [{"K": 0}, {"K": True}, {"engine": ForwardMode}])
+    def test_settings(self, settings):
+        with pytest.raises(SplitError):
+            ActivityFG(**settings)
+
+    def test_no_rows(self):
+        with pytest.raises(SplitError, match="rows must be at least 1"):
+            Activities(rows=0)
