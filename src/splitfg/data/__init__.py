@@ -5,8 +5,9 @@ The data folder is ``SPLITFG_DATA``, else ``data`` in the platform's cache folde
 - raw files, as fetched or put there by hand: ``tabular/NAME.parquet`` (or csv, arff), ``images/`` with the official
   CIFAR archives, ``text/`` with WikiText's raw lines, token shards and ``gpt2_bpe/``; every entry of the catalogue
   lists the names it is recognised by (``DataSet.raw``);
-- ``prepared/NAME/`` with plain arrays and ``meta.json``, made by :func:`prepare` or on first use by a loader. Where
-  the folder is read-only, prepared data goes to a folder of its own in the cache.
+- ``prepared/NAME/`` with plain arrays and ``meta.json``, made by :func:`prepare` or on first use by a loader, and made
+  again where a raw file it was made from has been replaced by another. Where the folder is read-only, prepared data
+  goes to a folder of its own in the cache.
 
 Importing this package imports neither torch nor numpy nor pandas: names are loaded when they are used.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from splitfg.data._prepare import load_encoding, prepare
     from splitfg.data._verify import Status, status, verify
     from splitfg.data.catalogue import CATALOGUE, describe, names
-    from splitfg.data.errors import DataError
+    from splitfg.data.errors import DataError, PreparedAgainWarning
     from splitfg.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet, TextSplit
     from splitfg.data.windows import Windows
 
@@ -36,7 +37,7 @@ _HOMES = {
     "_prepare": ("load_encoding", "prepare"),
     "_verify": ("Status", "status", "verify"),
     "catalogue": ("CATALOGUE", "describe", "names"),
-    "errors": ("DataError",),
+    "errors": ("DataError", "PreparedAgainWarning"),
     "specs": ("DataSet", "FileSet", "ImageSet", "TableSet", "TextSet", "TextSplit"),
     "windows": ("Windows",),
 }
@@ -50,6 +51,7 @@ __all__ = [
     "ImageSet",
     "Images",
     "OnProgress",
+    "PreparedAgainWarning",
     "Status",
     "Table",
     "TableSet",

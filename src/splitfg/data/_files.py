@@ -88,6 +88,22 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process works in a folder under this name, and keep them out; it ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # not on every platform; there, the last one to finish wins
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def building(final: Path, *, replace: bool) -> Iterator[Path]:
     """Yield an empty folder that becomes ``final`` if nothing is raised.
 

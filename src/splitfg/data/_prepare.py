@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splitfg.data._catalogue_text import GPT2_BPE
-from splitfg.data._files import OnProgress, building, silent
+from splitfg.data._files import OnProgress, alone_in, building, silent
 from splitfg.data._folder import DataFolder
+from splitfg.data._origin import replaced
 from splitfg.data._prepared import Built, Meta, open_checked, write_meta
 from splitfg.data.catalogue import describe
-from splitfg.data.errors import DataError
+from splitfg.data.errors import DataError, PreparedAgainWarning, shorten
 from splitfg.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def prepare(
     progress = on_progress or silent
     if source is not None:
         given = [Path(source).expanduser()]
-        return [_build(entry, split, given, place, progress, replace=True) for split in _splits_in(entry, given)]
+        splits = _splits_in(entry, given)
+        return [_build(entry, split, given, place, progress, replace=True, by_hand=True) for split in splits]
     found = {split: place.raw(entry, split) for split in splits_of(entry)}
     if not any(found.values()):
         raise _missing(entry, "", place)
@@ -51,18 +54,38 @@ def prepare(
 
 
 def ensure(data: DataSet, split: str, place: DataFolder) -> tuple[Path, Meta]:
-    """A prepared folder, checked; prepared now if its raw files lie in the data folder.
+    """A prepared folder, checked; prepared now, or again, if its raw files lie in the data folder and are new there.
 
     Raises:
         DataError: There is nothing to prepare it from, or something is damaged.
+
+    Warns:
+        PreparedAgainWarning: Raw files have been replaced by others since it was prepared.
     """
-    prepared = place.prepared(data, split)
+    prepared, raw = place.prepared(data, split), place.raw(data, split)
     if not prepared.is_dir():
-        paths = place.raw(data, split)
-        if not paths:
+        if not raw:
             raise _missing(data, split, place)
-        _build(data, split, paths, place, silent, replace=False)
-    return prepared, open_checked(prepared, data.name, split)
+        _build(data, split, raw, place, silent, replace=False)
+    meta = open_checked(prepared, data.name, split)
+    if replaced(prepared, meta, raw, place):
+        meta = _build_again(data, split, raw, place)
+    return prepared, meta
+
+
+def _build_again(data: DataSet, split: str, raw: Sequence[Path], place: DataFolder) -> Meta:
+    """Prepare data from raw files that were replaced; of several processes that find this out, one does it."""
+    prepared = place.prepared(data, split)
+    with alone_in(prepared.parent):
+        others = replaced(prepared, open_checked(prepared, data.name, split), raw, place)
+        if others:
+            warnings.warn(
+                f"{shorten(others)} is not what {f'{data.name} {split}'.strip()} was prepared from: preparing it again",
+                PreparedAgainWarning,
+                stacklevel=4,
+            )
+            _build(data, split, raw, place, silent, replace=True)
+        return open_checked(prepared, data.name, split)
 
 
 def load_encoding(folder: Path | str | None = None) -> tiktoken.Encoding:
@@ -89,12 +112,19 @@ def _splits_in(data: DataSet, paths: Sequence[Path]) -> list[str]:
 
 
 def _build(
-    data: DataSet, split: str, paths: Sequence[Path], place: DataFolder, progress: OnProgress, *, replace: bool
+    data: DataSet,
+    split: str,
+    paths: Sequence[Path],
+    place: DataFolder,
+    progress: OnProgress,
+    *,
+    replace: bool,
+    by_hand: bool = False,
 ) -> Path:
     final = place.prepared(data, split)
     with building(final, replace=replace) as temporary:
         built = _dispatch(data, split, paths, temporary, place, progress)
-        write_meta(temporary, data.name, split, built)
+        write_meta(temporary, data.name, split, built, () if by_hand else (place.root, place.work))
     return final
 
 

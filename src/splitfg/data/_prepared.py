@@ -2,7 +2,7 @@
 
 ``meta.json`` records type, shape, size and sha256 of every file, what the data was prepared from, and when. The first
 load hashes everything and leaves ``checked.json`` with size and modification time of each file; later loads compare
-only these.
+only these. Raw files that were found to be the recorded ones are kept there too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from splitfg.data._files import digest_of, write_atomic
 from splitfg.data.errors import DataError
@@ -48,6 +48,27 @@ class Built:
     read: Sequence[Path]
 
 
+Stamp: TypeAlias = tuple[int, int]
+"""Size and modification time (ns) of a file: where neither has changed, the file is taken to be the same."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that data was prepared from.
+
+    Attributes:
+        file: Its name.
+        sha256: Of its contents.
+        path: Where it lay below the data folder; empty where it was given by hand.
+        stamp: Its stamp then; ``None`` in records from before stamps and paths were kept.
+    """
+
+    file: str
+    sha256: str
+    path: str = ""
+    stamp: Stamp | None = None
+
+
 @dataclass(frozen=True)
 class Meta:
     """The contents of ``meta.json``."""
@@ -57,17 +78,36 @@ class Meta:
     files: Mapping[str, Stored]
     counts: Mapping[str, int]
     note: str
-    sources: Sequence[Mapping[str, str]]
+    sources: Sequence[Source]
     date: str
     format: int = field(default=FORMAT)
 
 
-def write_meta(folder: Path, name: str, split: str, built: Built) -> None:
-    """Write ``meta.json`` for what a builder left in a folder."""
-    sources = [{"file": path.name, "sha256": digest_of(path)} for path in built.read]
+def stamp_of(path: Path) -> Stamp:
+    """The stamp of a file."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def write_meta(folder: Path, name: str, split: str, built: Built, raw: Sequence[Path] = ()) -> None:
+    """Write ``meta.json`` for what a builder left in a folder.
+
+    Args:
+        folder: The folder.
+        name: The data set.
+        split: Its split, or empty.
+        built: What the builder made.
+        raw: The folders in which its sources were recognised; none where they were given by hand.
+    """
+    sources = [Source(path.name, digest_of(path), _below(path, raw), stamp_of(path)) for path in built.read]
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     meta = Meta(name, split, built.files, built.counts, built.note, sources, now)
     write_atomic(folder / META, (json.dumps(asdict(meta), indent=2) + "\n").encode())
+
+
+def _below(path: Path, folders: Sequence[Path]) -> str:
+    """Where a file lies below one of the folders; empty if below none of them."""
+    return next((path.relative_to(f).as_posix() for f in folders if path.is_relative_to(f)), "")
 
 
 def read_meta(folder: Path) -> Meta:
@@ -82,7 +122,7 @@ def read_meta(folder: Path) -> Meta:
         return _meta(value)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}", hint=_again(folder)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} is not of format {FORMAT} ({error}): it was damaged, or something else wrote it",
             hint=_again(folder),
@@ -94,12 +134,24 @@ def _meta(value: Any) -> Meta:
         raise ValueError(f"format {value['format']!r}")
     files = {_plain_name(name): _stored(stored) for name, stored in value["files"].items()}
     counts = {str(name): int(count) for name, count in value["counts"].items()}
-    sources = [{"file": str(s["file"]), "sha256": str(s["sha256"])} for s in value["sources"]]
+    sources = [_source(source) for source in value["sources"]]
     texts = [value[key] for key in ("name", "split", "note", "date")]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("name, split, note and date must be strings")
     name, split, note, date = texts
     return Meta(name, split, files, counts, note, sources, date)
+
+
+def _source(value: Any) -> Source:
+    path, stamp = str(value.get("path", "")), value.get("stamp")
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"path {path!r}")
+    return Source(str(value["file"]), str(value["sha256"]), path, None if stamp is None else _stamp(stamp))
+
+
+def _stamp(value: Any) -> Stamp:
+    size, time = value
+    return int(size), int(time)
 
 
 def _plain_name(name: str) -> str:
@@ -152,7 +204,7 @@ def open_checked(folder: Path, name: str, split: str = "") -> Meta:
     if wrong:
         hint = f"move it away and prepare the right one: splitfg data prepare {name}"
         raise DataError("a prepared folder holds other data", wrong, hint)
-    if _marked(folder) != _stats(folder, meta):
+    if _marked(folder).get("files") != _stats(folder, meta):
         problems = damage(folder, meta)
         if problems:
             raise DataError(f"prepared data of {meta.name} is damaged", problems, _again(folder))
@@ -160,25 +212,37 @@ def open_checked(folder: Path, name: str, split: str = "") -> Meta:
     return meta
 
 
-def mark_checked(folder: Path, meta: Meta) -> None:
-    """Remember size and time of every file; where that cannot be written, the next load checks again."""
+def mark_checked(folder: Path, meta: Meta, sources: Mapping[str, Stamp] | None = None) -> None:
+    """Remember the stamp of every file, and of raw files that are the recorded ones, by where they lie.
+
+    Where that cannot be written, the next load checks again.
+    """
+    mark = {"files": _stats(folder, meta), "sources": sources or {}}
     try:
-        write_atomic(folder / CHECKED, json.dumps(_stats(folder, meta)).encode())
+        write_atomic(folder / CHECKED, json.dumps(mark).encode())
     except (OSError, DataError):
         return
 
 
+def marked_sources(folder: Path) -> dict[str, Stamp]:
+    """The raw files that :func:`mark_checked` remembered."""
+    try:
+        return {path: _stamp(stamp) for path, stamp in _marked(folder)["sources"].items()}
+    except (KeyError, AttributeError, TypeError, ValueError, OverflowError):
+        return {}
+
+
 def _stats(folder: Path, meta: Meta) -> dict[str, list[int]]:
     paths = {name: folder / name for name in (META, *meta.files)}
-    stats = {name: path.stat() for name, path in paths.items() if path.is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    return {name: list(stamp_of(path)) for name, path in paths.items() if path.is_file()}
 
 
-def _marked(folder: Path) -> object:
+def _marked(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / CHECKED).read_bytes())
+        found = json.loads((folder / CHECKED).read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def open_array(folder: Path, meta: Meta, name: str) -> np.memmap[Any, np.dtype[Any]]:

@@ -1,4 +1,4 @@
-"""The one error of this room: it lists everything that is wrong and says what to do."""
+"""The one error of this room, which lists everything that is wrong and says what to do; and its one warning."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class DataError(ValueError):
         lines += [f"  - {problem}" for problem in problems]
         lines += [hint] if hint else []
         super().__init__("\n".join(lines))
+
+
+class PreparedAgainWarning(UserWarning):
+    """Raw files were replaced by others since data was prepared from them, so that it is prepared again."""
 
 
 def shorten(items: Sequence[object], limit: int = 8) -> str:
