@@ -86,10 +86,20 @@ def test_the_same_table_from_every_format(tmp_path, kind):
     assert verify(PETS, tmp_path) == []
 
 
+@pytest.mark.parametrize("expected", [5, None])
+def test_a_complete_table_says_so(tmp_path, expected):
+    data = dataclasses.replace(PETS, rows=expected)
+    prepare(data, write(tmp_path, "csv"), tmp_path)
+    table = load_table(data, tmp_path)
+    assert (table.rows, table.expected_rows, table.is_subset, table.note) == (5, expected, False, "")
+
+
 def test_a_subset_is_accepted_and_noted(tmp_path):
     FRAME.iloc[:4].to_parquet(tmp_path / "pets.parquet")
     prepare(PETS, tmp_path / "pets.parquet", tmp_path)
-    assert load_table(PETS, tmp_path).note == "subset: 4 of 5 rows"
+    table = load_table(PETS, tmp_path)
+    assert table.note == "subset: 4 of 5 rows"
+    assert (table.rows, table.expected_rows, table.is_subset) == (4, 5, True)
 
 
 def test_regression_targets_are_values(tmp_path):

@@ -34,6 +34,7 @@ class Table:
         categorical: Names of the categorical columns.
         classes: Labels of the classes, in order; empty for regression.
         note: What a results table must say of this data (a subset of the rows, say).
+        expected_rows: Rows of the complete set; ``None`` where any number will do.
     """
 
     name: str
@@ -43,6 +44,17 @@ class Table:
     categorical: tuple[str, ...]
     classes: tuple[str, ...]
     note: str
+    expected_rows: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are. Means over runs with another number of rows do not compare with these."""
+        return len(self.target)
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether rows of the complete set are missing."""
+        return self.expected_rows is not None and self.rows < self.expected_rows
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ def load_table(data: str | TableSet, folder: Path | str | None = None) -> Table:
         values = features[column].astype("object")
         features[column] = values.where(values.notna(), None).astype("object")
     codes, classes = _encode(frame[target], entry.task)
-    return Table(entry.name, entry.task, features, codes, categorical, classes, meta.note)
+    return Table(entry.name, entry.task, features, codes, categorical, classes, meta.note, entry.rows)
 
 
 def _encode(column: pd.Series[Any], task: Task) -> tuple[NDArray[Any], tuple[str, ...]]:
