@@ -40,6 +40,8 @@ LEADS = ("Split-FG's lead over", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfi
 TABULAR_MEMORY = ("peak GPU memory, MiB", "epochs", "Backprop", "Split-FG", "MemSave, %")
 LANGUAGE = ("", "10%", "paper", "one epoch", "paper")
 COST = ("", "ms", "against backprop", "peak MiB", "saved")
+_LEAN = "Split-FG, K = 4, one by one, 2^22 logits, lean"
+DEPTH = ("layers", "backprop", "chunked head", "checkpointed, chunked head", _LEAN)
 
 
 @cache
@@ -88,7 +90,7 @@ def check(text: str, experiment: str, preset: str, metric: str, paper: tuple[str
 
 
 def test_tables_of_results_are_those_checked_here():
-    assert set(RESULTS) == {TOY, TABULAR, LEADS, TABULAR_MEMORY, LANGUAGE, COST}
+    assert set(RESULTS) == {TOY, TABULAR, LEADS, TABULAR_MEMORY, LANGUAGE, COST, DEPTH}
 
 
 def test_toy():
@@ -179,6 +181,13 @@ def test_cost():
             preset = "compiled" if metric in ("ms", "ratio") else "compiled-memory"
             if text not in NOTHING:
                 check(text, "language_cost", preset, f"{metric}/{name}", (preset, f"{metric}/{one_by_one}"))
+
+
+def test_depth():
+    variants = ("backprop", "backprop-chunked", "backprop-both", variant(_LEAN))
+    for layers, *cells in RESULTS[DEPTH]:
+        for text, name in zip(cells, variants, strict=True):
+            check(text, "language_cost", f"depth-{layers}", f"mib/{name}")
 
 
 @pytest.mark.parametrize(
