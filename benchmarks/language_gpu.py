@@ -167,8 +167,6 @@ def _finish(jobs: Sequence[subprocess.Popen[bytes]], args: argparse.Namespace) -
 
 def _collect(args: argparse.Namespace) -> None:
     """Every finished run into one results file per experiment."""
-    from splitfg.experiments import EXPERIMENTS
-    from splitfg.experiments.spec import identity_in
     from splitfg.runs.folder import RunFolder
     from splitfg.runs.results import add_results
 
@@ -176,7 +174,7 @@ def _collect(args: argparse.Namespace) -> None:
         p for name in ("language", "language_cost", "language_energy") for p in (args.runs / name).rglob("config.json")
     ]
     folders = [RunFolder(path.parent) for path in sorted(configs)]
-    add_results([folder for folder in folders if folder.finished], args.out, identity=identity_in(EXPERIMENTS))
+    add_results([folder for folder in folders if folder.finished], args.out)
 
 
 def _print(args: argparse.Namespace) -> None:

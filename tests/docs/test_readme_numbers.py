@@ -56,8 +56,10 @@ def recorded(experiment: str, preset: str, metric: str) -> float:
     """
     found = {e.name: e for e in EXPERIMENTS}[experiment]
     runs = [report for report in reports(experiment) if report.preset == preset]
-    today = [r for r in runs if not found.changes(found.preset(preset), r.config)]
-    runs = today or runs
+    of_preset = found.preset(preset)
+    today = [r for r in runs if not found.changes(of_preset, r.config)]
+    closest = max((found.closeness(of_preset, r.config) for r in today), default=None)
+    runs = [r for r in today if found.closeness(of_preset, r.config) == closest] or runs
     assert {r.seed for r in runs} == set(found.preset(preset).seeds), f"{experiment}/{preset}"
     assert len(runs) == len(found.preset(preset).seeds)
     return fmean(r.metrics[metric] for r in runs)

@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from splitfg.experiments.spec import Cell, Curves, Experiment, Figure, Paired, Paper, Preset, Row, Sweep, Table
-from splitfg.runs._names import natural
+from splitfg.runs._names import is_plain, natural
 
 if TYPE_CHECKING:
     EXPERIMENTS: tuple[Experiment, ...]
@@ -79,7 +79,7 @@ def _twice(names: Iterator[str]) -> list[str]:
 def _wrong_names(experiment: Experiment) -> list[str]:
     """Names become folders, and ``+`` separates a preset from its overrides."""
     names = [experiment.name, *(p.name for p in experiment.presets)]
-    wrong = [n for n in names if not re.fullmatch(r"\w[\w.=-]*", n)]
+    wrong = [n for n in names if not is_plain(n)]
     return [f"  {experiment.name}: {n!r} is not a plain name" for n in wrong] + _twice(
         f"{experiment.name}/{p.name}" for p in experiment.presets
     )
