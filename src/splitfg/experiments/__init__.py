@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
