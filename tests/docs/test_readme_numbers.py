@@ -37,6 +37,7 @@ RESULTS = {tuple(grid[0]): grid[1:] for grid in tables(README.partition("\n## Re
 TOY = ("classes", "measured ratio", "energy theory", "relative error, %", "standard error, %")
 TABULAR = ("", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield", "Split-FG")
 LEADS = ("Split-FG's lead over", "Backprop", "Pure FG", "ES", "FF", "PC", "Hopfield")
+ACTIVITY = ("", "Backprop", "Split-FG, K = 8", "Activity tangents, K = 8", "Activity tangents, K = 1")
 TABULAR_MEMORY = ("peak GPU memory, MiB", "epochs", "Backprop", "Split-FG", "MemSave, %")
 LANGUAGE = ("", "10%", "paper", "one epoch", "paper")
 COST = ("", "ms", "against backprop", "peak MiB", "saved")
@@ -92,7 +93,7 @@ def check(text: str, experiment: str, preset: str, metric: str, paper: tuple[str
 
 
 def test_tables_of_results_are_those_checked_here():
-    assert set(RESULTS) == {TOY, TABULAR, LEADS, TABULAR_MEMORY, LANGUAGE, COST, DEPTH}
+    assert set(RESULTS) == {TOY, TABULAR, LEADS, ACTIVITY, TABULAR_MEMORY, LANGUAGE, COST, DEPTH}
 
 
 def test_toy():
@@ -119,6 +120,13 @@ def test_tabular_leads():
     # the README names p once, above the table
     rows = [[row.label, *(re.sub(r"p (= )?", "", cell.text) for cell in row.cells)] for row in leads.rows]
     assert RESULTS[LEADS] == rows
+
+
+def test_activity_tangents():
+    assert [row[0] for row in RESULTS[ACTIVITY]] == [data.label for data in DATA]
+    for data, (_, *cells) in zip(DATA, RESULTS[ACTIVITY], strict=True):
+        for text, method in zip(cells, ("backprop", "split_fg", "activity_fg", "activity_fg_k1"), strict=True):
+            check(text, "tabular", f"{data.name}-{method}", data.metric)
 
 
 def test_tabular_memory():
