@@ -120,11 +120,10 @@ def _cells(preset: str, variant: str, ms: float | None, mib: float | None) -> tu
         Cell(
             f"{preset}-memory", f"saved/{variant}", None if mib is None else Paper(round(100 * (1 - mib / 1237.7), 1))
         ),
-        Cell(f"{preset}-memory", f"rest/{variant}"),
     )
 
 
-_COLUMNS = ("Step, ms", "Against backprop", "Peak, MiB", "Saved against backprop, %", "Rest, MiB")
+_COLUMNS = ("Step, ms", "Against backprop", "Peak, MiB", "Saved against backprop, %")
 
 
 def _table(preset: str, title: str, note: str) -> Table:
@@ -154,8 +153,7 @@ def _sweep(key: str, title: str, metric: str, field: str, sizes: tuple[int, ...]
 
 _NOTE = (
     "All times are taken in one process, in turns; every peak in a process of its own. Peak is"
-    " torch.cuda.max_memory_allocated of a step, parameters and optimizer state included; the rest is what is left of"
-    " it without vectors as long as the parameters: these, gradients, moments and tangents. Lean takes the head's"
+    " torch.cuda.max_memory_allocated of a step, parameters and optimizer state included. Lean takes the head's"
     " gradients after the tangents. The paper measured eager steps on a laptop GPU,"
     " validation included; its ratios and savings are taken here from its times and peaks."
 )
@@ -179,7 +177,6 @@ EXPERIMENT = Experiment(
     ),
     figures=(
         _sweep("memory-depth", "Peak memory of an eager step against depth", "mib", "layers", DEPTHS),
-        _sweep("rest-depth", "The same without parameters, gradients, moments and tangents", "rest", "layers", DEPTHS),
         _sweep("memory-length", "Peak memory of an eager step against sequence length", "mib", "context", LENGTHS),
     ),
     smoke=(

@@ -6,11 +6,10 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from splitfg import (
     Backprop,
@@ -73,7 +72,7 @@ def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
         for i, name in enumerate(config.variants):
             run.progress(i, len(config.variants))
             try:
-                steps[name], _ = _warm(name, config, seed, run.device)
+                steps[name] = _warm(name, config, seed, run.device)
             except (RuntimeError, SplitError) as error:
                 # one variant that does not fit or does not compile leaves the others their numbers
                 run.note(f"{name} was not timed: {error}")
@@ -81,46 +80,22 @@ def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
 
 
 def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
-    """Peak memory of a step, and what of it is no vector as long as the parameters, in MiB."""
+    """Peak memory of a step, in MiB."""
     with matmul_precision(config.matmul):
-        step, learner = _warm(name, config, seed, torch.device(device))
+        step = _warm(name, config, seed, torch.device(device))
         torch.cuda.reset_peak_memory_stats(device)
         for _ in range(_MEASURED):
             step()
-    highest = torch.cuda.max_memory_allocated(device)
-    return {"mib": highest / _MIB, "rest": (highest - standing(learner)) / _MIB}
+    return {"mib": torch.cuda.max_memory_allocated(device) / _MIB}
 
 
-def standing(learner: GradientLearner) -> int:
-    """Bytes of all vectors as long as parameters: these, gradients, the optimizer's state and a chunk of tangents."""
-    split, estimator = learner.split, learner.estimator
-    trained = split.head_params() if isinstance(estimator, FrozenTrunk) else split.trained_params()
-    state = [s for kept in learner.optimizer.state.values() for s in kept.values() if isinstance(s, Tensor)]
-    found = _bytes(split.model.parameters()) + _bytes(trained.values()) + _bytes(state)
-    if isinstance(estimator, SplitFG | ForwardGradient | EvolutionStrategy):
-        moved = split.trunk_params() if isinstance(estimator, SplitFG) else split.trained_params()
-        found += _together(estimator) * _bytes(moved.values())
-    return found
-
-
-def _together(estimator: SplitFG | ForwardGradient | EvolutionStrategy) -> int:
-    """How many tangents exist at once."""
-    if isinstance(estimator, EvolutionStrategy):
-        return 1
-    return min(estimator.engine.chunk or estimator.K, estimator.K)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _warm(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, GradientLearner]:
-    """The step of a variant, compiled and about to be captured, and the learner that takes it."""
+def _warm(name: str, config: Cost, seed: int, device: torch.device) -> Step:
+    """The step of a variant, compiled and about to be captured."""
     gc.collect()
-    step, learner = _make(name, config, seed, device)
+    step = _make(name, config, seed, device)
     for _ in range(_BEFORE):
         step()
-    return step, learner
+    return step
 
 
 @dataclass(frozen=True)
@@ -166,8 +141,8 @@ def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"ratio/{name.removeprefix('ms/')}": value / reference for name, value in metrics.items()}
 
 
-def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Step, GradientLearner]:
-    """A variant's training step, and the learner that takes it."""
+def _make(name: str, config: Cost, seed: int, device: torch.device) -> Step:
+    """A variant's training step."""
     variant = parse(name, config.block)
     language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**variant.block)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
@@ -175,9 +150,9 @@ def _make(name: str, config: Cost, seed: int, device: torch.device) -> tuple[Ste
     learner = GradientLearner(split, variant.estimator, variant.optimizer.build(split, rho=0.1))
     generator = torch.Generator(device).manual_seed(seed)
     if config.step == "eager":
-        return lambda: learner.step(*windows(learner.steps), generator=generator), learner
+        return lambda: learner.step(*windows(learner.steps), generator=generator)
     fast = CapturedLearner(learner, horizon=taken, batches=windows, compile_=compiler(config.step, device))
-    return lambda: fast.step(*fast.batch(fast.steps), generator=generator), learner
+    return lambda: fast.step(*fast.batch(fast.steps), generator=generator)
 
 
 def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[str, float]:
