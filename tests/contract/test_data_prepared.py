@@ -8,51 +8,28 @@ import multiprocessing
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+from _prepared import CORPUS, IDS, data_folder, load_sum, place
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from splitfg.data import (
     DataError,
     FileSet,
-    PreparedAgainWarning,
-    TextSet,
     TextSplit,
     load_tokens,
     prepare,
     status,
     verify,
 )
-from splitfg.data import _origin as origin_module
 from splitfg.data import _prepared as prepared_module
-from splitfg.data._files import HashingWriter, building, digest_of
-from splitfg.data._folder import DataFolder
-from splitfg.data._prepare import ensure
+from splitfg.data._files import HashingWriter, building
 from splitfg.data._prepared import open_checked, read_meta
-
-IDS = np.arange(1000, dtype="<u2")
-CORPUS = TextSet(
-    name="small",
-    title="Small",
-    origin="",
-    licence="",
-    verified="",
-    raw=("text/small-{split}.u16",),
-    vocabulary=1000,
-    splits=(TextSplit("train", tokens=("small-train*.u16",), count=1000),),
-)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "data" / "text").mkdir(parents=True)
-    (tmp_path / "data" / "text" / "small-train.u16").write_bytes(IDS.tobytes())
-    return tmp_path / "data"
-
-
-def place(folder):
-    return folder / "prepared" / "small" / "train"
+    return data_folder(tmp_path)
 
 
 def test_prepared_on_first_use_with_a_full_record(folder):
@@ -99,122 +76,6 @@ def test_damage_is_noticed_by_loaders_and_by_verify(folder, damage, complaint):
     prepare(CORPUS, None, folder)
     assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
     assert verify(CORPUS, folder) == []
-
-
-NEW = IDS[::-1].copy()
-
-
-def raw(folder):
-    return folder / "text" / "small-train.u16"
-
-
-class TestReplaced:
-    """Raw files in the data folder that are no longer those the data was prepared from."""
-
-    def test_another_raw_file_is_prepared_again_and_said(self, folder):
-        old = load_tokens(CORPUS, "train", folder)
-        raw(folder).write_bytes(NEW.tobytes())
-        with pytest.warns(PreparedAgainWarning, match=r"small-train\.u16 is not what small train was prepared from"):
-            assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
-        assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
-        assert old.tolist() == IDS.tolist(), "whoever reads the old data goes on with it"
-        assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
-
-    def test_a_file_that_is_only_newer_is_hashed_once(self, folder, monkeypatch):
-        load_tokens(CORPUS, "train", folder)
-        hashed = []
-        monkeypatch.setattr(origin_module, "digest_of", lambda path: hashed.append(path.name) or digest_of(path))
-        load_tokens(CORPUS, "train", folder)
-        assert hashed == []
-        os.utime(raw(folder), ns=(1, 1))
-        for _ in range(3):
-            assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
-        assert hashed == ["small-train.u16"]
-        raw(folder).write_bytes(NEW.tobytes())
-        with pytest.warns(PreparedAgainWarning):
-            load_tokens(CORPUS, "train", folder)
-
-    def test_a_record_without_stamps_tells_by_name_and_hash(self, folder, monkeypatch):
-        load_tokens(CORPUS, "train", folder)
-        path = place(folder) / "meta.json"
-        meta = json.loads(path.read_text())
-        meta["sources"] = [{name: source[name] for name in ("file", "sha256")} for source in meta["sources"]]
-        path.write_text(json.dumps(meta))
-        hashed = []
-        monkeypatch.setattr(origin_module, "digest_of", lambda path: hashed.append(path.name) or digest_of(path))
-        for _ in range(2):
-            load_tokens(CORPUS, "train", folder)
-        assert hashed == ["small-train.u16"]
-        raw(folder).write_bytes(NEW.tobytes())
-        with pytest.warns(PreparedAgainWarning):
-            assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
-
-    def test_raw_files_that_are_gone_are_not_missed(self, folder):
-        load_tokens(CORPUS, "train", folder)
-        raw(folder).unlink()
-        assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
-
-    def test_what_was_given_by_hand_stays(self, folder, tmp_path):
-        given = tmp_path / "small-train.u16"
-        given.write_bytes(NEW.tobytes())
-        prepare(CORPUS, given, folder)
-        assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist(), "whatever lies in the data folder"
-        given.unlink()
-        assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
-
-    def test_a_file_in_the_place_of_one_that_is_gone(self, folder):
-        data = dataclasses.replace(CORPUS, raw=(*CORPUS.raw, "text/{split}-small.bin"))
-        load_tokens(data, "train", folder)
-        (folder / "text" / "train-small.bin").write_bytes(NEW.tobytes())
-        assert load_tokens(data, "train", folder).tolist() == IDS.tolist(), "the one it was made from is still there"
-        raw(folder).unlink()
-        with pytest.warns(PreparedAgainWarning, match=r"train-small\.bin"):
-            assert load_tokens(data, "train", folder).tolist() == NEW.tolist()
-
-    def test_a_folder_that_was_emptied(self, tmp_path):
-        known = (("a", "sha256:" + hashlib.sha256(b"x").hexdigest()),)
-        files = FileSet(name="files", title="", origin="", licence="", verified="", raw=("here",), files=known)
-        (tmp_path / "here").mkdir()
-        (tmp_path / "here" / "a").write_bytes(b"x")
-        at = DataFolder.at(tmp_path)
-        ensure(files, "", at)
-        (tmp_path / "here" / "a").unlink()
-        ensure(files, "", at)
-
-    def test_a_replacement_that_is_not_the_data_is_an_error_and_nothing_is_lost(self, folder):
-        load_tokens(CORPUS, "train", folder)
-        raw(folder).write_bytes(b"\x00")
-        with pytest.warns(PreparedAgainWarning), pytest.raises(DataError, match="cannot be prepared"):
-            load_tokens(CORPUS, "train", folder)
-        raw(folder).write_bytes(IDS.tobytes())
-        assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
-
-    def test_a_raw_file_that_cannot_be_read_is_as_good_as_gone(self, folder, monkeypatch):
-        load_tokens(CORPUS, "train", folder)
-        os.utime(raw(folder), ns=(1, 1))
-
-        def refused(_):
-            raise PermissionError(errno.EACCES, "Permission denied")
-
-        monkeypatch.setattr(origin_module, "digest_of", refused)
-        assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
-
-    def test_many_processes_may_find_out_together(self, folder):
-        load_tokens(CORPUS, "train", folder)
-        raw(folder).write_bytes((NEW // 2).tobytes())
-        with multiprocessing.get_context("spawn").Pool(3) as pool:
-            sums = pool.map(_load_sum, [folder] * 6)
-        assert set(sums) == {int((NEW // 2).sum(dtype=np.int64))}
-        assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
-
-    @pytest.mark.parametrize(
-        "mark", ["[]", '{"sources": 3}', '{"sources": {"x": 3}}', '{"sources": {"x": [1e999, 1]}}']
-    )
-    def test_any_damage_to_what_was_remembered_is_harmless(self, folder, mark):
-        load_tokens(CORPUS, "train", folder)
-        (place(folder) / "checked.json").write_text(mark)
-        os.utime(raw(folder), ns=(1, 1))
-        assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
 
 
 def test_verify_hashes_even_what_was_marked_as_checked(folder):
@@ -327,13 +188,9 @@ def test_what_was_there_comes_back_where_it_cannot_be_replaced(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
 
 
-def _load_sum(folder):
-    return int(load_tokens(CORPUS, "train", folder).sum(dtype=np.int64))
-
-
 def test_many_processes_may_load_for_the_first_time_together(folder):
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        sums = pool.map(_load_sum, [folder] * 6)
+        sums = pool.map(load_sum, [folder] * 6)
     assert set(sums) == {sum(range(1000))}
     assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
 

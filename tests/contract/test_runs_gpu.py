@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
-from test_runs_loop import make_folder
+from _loops import make_folder
 from tiny import TinyConfig
 from tiny.run import TinyLearner, batch
 

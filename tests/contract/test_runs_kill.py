@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
-from test_runs_loop import make_folder, outcome
+from _loops import make_folder, outcome
 from tiny import TinyConfig
 
 KILLS = 10
