@@ -29,6 +29,22 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def flock(handle: int, *, wait: bool) -> bool:
+    """Take the lock of an open file or folder; whether it was got. It goes with the handle, however a process ends.
+
+    On platforms without such locks nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def temporary_beside(path: Path) -> Path:
     """A name in the same folder that nobody else uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")

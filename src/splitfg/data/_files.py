@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
-from splitfg._files import replacing, temporary_beside
+from splitfg._files import flock, replacing, temporary_beside
 from splitfg.data.errors import DataError
 
 CHUNK = 1 << 20
@@ -90,14 +90,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other process works in a folder under this name, and keep them out; it ends with the process."""
-    try:
-        import fcntl
-    except ImportError:  # not on every platform; there, the last one to finish wins
-        yield
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        flock(handle, wait=True)
         yield
     finally:
         os.close(handle)

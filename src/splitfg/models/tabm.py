@@ -49,7 +49,10 @@ class BatchEnsembleLinear(nn.Module):
         return ((x * self.r) @ self.weight.T) * self.s + self.bias
 
     def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
-        """Of its parameters, from what it read and δ = dL/dy; see :class:`~splitfg.sites.LocalLayer`."""
+        """Of its parameters, from what it read and δ = dL/dy; see :class:`~splitfg.sites.LocalLayer`.
+
+        That of r reads W backward, within the layer.
+        """
         adapted, scaled = a * self.r, delta * self.s
         return {
             "weight": scaled.flatten(0, -2).T @ adapted.flatten(0, -2),

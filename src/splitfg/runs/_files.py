@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splitfg._files import replacing
+from splitfg._files import flock, replacing
 from splitfg.runs._errors import RunError
 
 
@@ -47,21 +47,13 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
     Raises:
         RunError: The folder cannot be written to.
     """
-    # not on every platform; listing and reporting do without
-    import fcntl
-
     path = folder / ".lock"
     try:
         file = path.open("ab")
     except OSError as error:
         raise unwritable(path, error) from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            got = True
-        except BlockingIOError:
-            got = False
-        yield got
+        yield flock(file.fileno(), wait=wait)
 
 
 def unwritable(path: Path, error: OSError) -> RunError:

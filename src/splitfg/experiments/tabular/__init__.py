@@ -81,20 +81,20 @@ def _table(metric: str, key: str, title: str, better: Literal["lower", "higher"]
 
 
 def _test_row(row: DataRow) -> Row:
-    better: Literal["lower", "higher"] = "higher" if row.metric == "accuracy" else "lower"
-    decimals = 1 if row.metric == "accuracy" else 3
     ours, methods = f"{row.name}-split_fg", (m for m in METHOD_TITLES if m != "split_fg")
-    cells = (Paired(ours, f"{row.name}-{m}", row.metric, better, decimals) if m in row.paper else None for m in methods)
+    cells = (
+        Paired(ours, f"{row.name}-{m}", row.metric, row.better, row.decimals) if m in row.paper else None
+        for m in methods
+    )
     return Row(row.label, tuple(cells))
 
 
 def _activity_row(row: DataRow) -> Row:
-    better: Literal["lower", "higher"] = "higher" if row.metric == "accuracy" else "lower"
-    decimals = 1 if row.metric == "accuracy" else 3
     cells = (
-        Cell(f"{row.name}-{m}", row.metric, row.paper.get(m), decimals) for m in ("backprop", "split_fg", *_ACTIVITY)
+        Cell(f"{row.name}-{m}", row.metric, row.paper.get(m), row.decimals)
+        for m in ("backprop", "split_fg", *_ACTIVITY)
     )
-    lead = Paired(f"{row.name}-activity_fg", f"{row.name}-split_fg", row.metric, better, decimals)
+    lead = Paired(f"{row.name}-activity_fg", f"{row.name}-split_fg", row.metric, row.better, row.decimals)
     return Row(row.label, (*cells, lead))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from splitfg.experiments.spec import Paper
 
@@ -15,6 +16,16 @@ class DataRow:
     label: str
     metric: str
     paper: dict[str, Paper]
+
+    @property
+    def better(self) -> Literal["lower", "higher"]:
+        """Which way its metric improves."""
+        return "higher" if self.metric == "accuracy" else "lower"
+
+    @property
+    def decimals(self) -> int:
+        """Digits worth printing of its metric."""
+        return 1 if self.metric == "accuracy" else 3
 
 
 METHOD_TITLES = {
