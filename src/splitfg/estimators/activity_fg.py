@@ -29,10 +29,10 @@ class ActivityFG:
 
         d_kb = <r_b, J_b e_kb>,    δ̂_lb = (1/K) Σ_k d_kb e_klb,    E[δ̂_lb] = dL/dz_lb,    ĝ_W = Σ_b δ̂_lb a_lbᵀ:
 
-    unbiased, no reverse pass, and no weight is read backward but by its own layer. A row's tangent has as many entries as its layers have outputs,
-    not as many as they have weights, and rows do not disturb each other's scores. There is far less noise than in
-    weight tangents where layers have many weights, and more where they have few and are used in many places, as in
-    convolutions.
+    unbiased, no reverse pass, and no weight is read backward but by its own layer. A row's tangent has as many entries
+    as its layers have outputs, not as many as they have weights, and rows do not disturb each other's scores. There is
+    far less noise than in weight tangents where layers have many weights, and more where they have few and are used in
+    many places, as in convolutions.
 
     Args:
         K: Tangents per estimate.
