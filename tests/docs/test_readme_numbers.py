@@ -155,6 +155,9 @@ def test_language():
         "Split-FG + AdamW, K = 4, rho = 0.03": "split_fg-adamw",
         "Split-FG + SGD, K = 4, rho = 0.03": "split_fg-sgd",
         "conditioned tangents, K = 4, rho = 0.1": "conditioned-rho0.1",
+        "direct path, rho = 0.03": "direct-rho0.03",
+        "direct path, mean-Jacobian maps, rho = 0.1": "direct-maps-rho0.1",
+        "direct path, mean-Jacobian maps, rho = 0.03": "direct-maps-rho0.03",
         "light trunk, K = 4, rho = 1": "light-rho1",
         "light trunk, K = 4, rho = 0.03": "light-rho0.03",
     }

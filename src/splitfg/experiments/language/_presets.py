@@ -51,6 +51,8 @@ DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
     "direct-random": ("Direct path, random maps (direct feedback alignment)", RandomFeedback()),
 }
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
+NOISE_CLIP = 1e-4
+"""What joint clipping leaves of the head's gradient beside the trunk's noise, whose norm is about 10,000 at K = 4."""
 TUNED_BACKPROP = Language(BackpropMethod(), AdamW(lr=LR), rho=0.3)
 """The best of what has been run of the screening."""
 
@@ -129,6 +131,8 @@ def _baselines() -> Iterator[Preset]:
     yield Preset("bigram", "Interpolated bigram", Language(BigramMethod(), steps=1))
     yield Preset("frozen", "Frozen trunk, exact head", Language(FrozenMethod()))
     yield Preset("frozen-fixed", "Frozen trunk and lookup, exact head", Language(FrozenMethod(), tied="fixed"))
+    clipped = Language(FrozenMethod(), max_norm=NOISE_CLIP)
+    yield Preset("frozen-clipped", f"Frozen trunk, exact head, clipped to {NOISE_CLIP:g}", clipped)
 
 
 def _split_fg() -> Iterator[Preset]:

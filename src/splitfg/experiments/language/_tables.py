@@ -121,9 +121,12 @@ def tables() -> tuple[Table, ...]:
                 *(_rho_row(f"{rho:g}", split_fg(4, rho), *_RHO_PAPER[rho]) for rho in RHOS),
                 _rho_row("1 (naive)", NAIVE, None, 1733.4),
                 _rho_row("Frozen control", "frozen", *_FROZEN_PAPER),
+                _rho_row("Frozen, clipped as hard", "frozen-clipped", None, None),
             ],
             "Over frozen is the ratio to the frozen control of the same budget; the paper's is taken here from its"
-            " perplexities. Trunk moved is the distance from its initialisation, in units of the initial norm.",
+            " perplexities. Trunk moved is the distance from its initialisation, in units of the initial norm."
+            " Clipped as hard is a control whose head gets a gradient as small as joint clipping leaves it beside the"
+            " trunk's noise.",
         ),
         _table(
             "language-k",
