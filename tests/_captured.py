@@ -42,6 +42,7 @@ METHODS = (
     BackpropMethod(),
     BackpropMethod(closed_head=True),
     DirectPathMethod(),
+    DirectPathMethod(MeanJacobianFeedback()),
     DirectPathMethod(MeanJacobianFeedback(), lean=True),
     FrozenMethod(),
 )

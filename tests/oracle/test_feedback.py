@@ -7,6 +7,7 @@ from torch import nn
 
 from splitfg import Backprop, LinearHead, Split, Tied
 from splitfg.estimators import DirectPath
+from splitfg.estimators._look import observe
 from splitfg.feedback import Identity, MeanJacobian, RandomMaps
 from splitfg.models import GPT, GPTConfig
 from splitfg.sites import ResidualPath, layer_gradients, pull_back
@@ -255,12 +256,46 @@ class TestMeanJacobian:
         assert far[Identity] < far[RandomMaps]
 
     def test_learns_the_same_from_a_batch_in_parts(self):
+        def by_rows(split, x, sites, generator):
+            """Noise that a row gets whatever part it is in."""
+            return observe(split.trunk, lambda: split.h(x), sites, lambda _, z: (1e3 * z).sin())
+
         s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
         whole, parted = (
-            DirectPath(feedback=MeanJacobian(), micro_batch=rows)(s, x, y, generator=generator()).stats.lesson
+            DirectPath(feedback=MeanJacobian(), micro_batch=rows, look=by_rows)(s, x, y, generator=generator())
             for rows in (None, 3)
         )
-        assert_same(parted, whole, whole)
+        assert_same(parted.stats.lesson, whole.stats.lesson, whole.stats.lesson)
+        assert_same(parted.grads, whole.grads, whole.grads)
+
+    def test_a_writer_that_writes_twice_learns_the_mean_of_its_jacobians(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.writer = nn.Linear(5, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                x = self.embed(x)
+                x = x + self.writer(x)
+                return x + self.writer(x)
+
+        s = Split(seeded(Twice).double(), LinearHead(seeded(lambda: nn.Linear(4, 3)).double()))
+        maps, draws = MeanJacobian(rate=0.3), generator()
+        estimator = DirectPath(ResidualPath(("embed", "writer")), feedback=maps)
+        for i in range(400):
+            learned = estimator(s, noise(64, 5, seed=i), classes(64, count=3), generator=draws).stats.lesson
+            maps.learn({name: step / (1 + i / 50) for name, step in learned.items()})
+        eye, later = torch.eye(4, dtype=DOUBLE), s.trunk.writer.weight.detach()
+        # the second write passes unchanged, the first through the second too: their mean is I + W / 2
+        torch.testing.assert_close(maps.at("writer", eye), eye + later / 2, rtol=0, atol=0.05)
+
+    def test_noise_rides_along_with_the_one_pass(self):
+        s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
+        DirectPath()(s, x, y)  # the first batch of a split is looked at closely
+        calls = []
+        s.trunk.register_forward_hook(lambda *_: calls.append(1))
+        DirectPath(feedback=MeanJacobian())(s, x, y, generator=generator())
+        assert len(calls) == 1
 
     def test_goes_on_from_its_state(self):
         maps, again = MeanJacobian(), MeanJacobian()

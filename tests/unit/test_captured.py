@@ -18,7 +18,15 @@ from splitfg.data import Windows
 from splitfg.data.device import DeviceWindows
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPTConfig
-from splitfg.recipes import Adam, BackpropMethod, ConditionedLaw, FrozenMethod, Muon, SplitFGMethod
+from splitfg.recipes import (
+    Adam,
+    BackpropMethod,
+    ConditionedLaw,
+    DirectPathMethod,
+    FrozenMethod,
+    Muon,
+    SplitFGMethod,
+)
 from splitfg.runs import RunContext, RunFolder, fit
 from splitfg.training import OptimizerPair
 from splitfg.training._capture import DeviceRates
@@ -108,6 +116,24 @@ class TestTheSameSteps:
         assert_same(found.grads, expected.grads)
 
     @pytest.mark.slow
+    def test_activity_tangents_look_into_a_compiled_trunk(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        split, x, y = splitfg.split(model), torch.randn(6, 5, dtype=torch.float64), torch.arange(6) % 3
+        twin, estimator = compiled(split, splitfg.ActivityFG(K=2), aot_eager)
+        expected = splitfg.ActivityFG(K=2)(split, x, y, generator=generator())
+        assert_same(estimator(twin, x, y, generator=generator()).grads, expected.grads)
+
+    def test_what_is_compiled_reads_the_parameters_of_the_moment(self):
+        learner = eager_learner(DirectPathMethod(), dtype=torch.float64)
+        twin, estimator = compiled(learner.split, learner.estimator, aot_eager)
+        for shift in (0.0, 0.3):
+            with torch.no_grad():
+                for p in learner.split.model.parameters():
+                    p.add_(shift)
+            x, y = SETTING.given(0)
+            assert_same(estimator(twin, x, y).grads, learner.estimator(learner.split, x, y).grads)
+
     def test_through_the_real_compiler(self):
         method = SplitFGMethod(K=2)
         eager = eager_learner(method)

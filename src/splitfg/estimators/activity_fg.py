@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,9 +15,10 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
-from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted, tapped
+from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
 
@@ -39,11 +40,13 @@ class ActivityFG:
         activities: Which layers, and which rows; by default what the trunk's ``activities()`` says, or else every layer
             that knows its own gradient, and a score for every sample.
         engine: How J e is found, and how many tangents ride together.
+        look: How the trunk is run for h; a compiled step brings its own way.
     """
 
     K: int = 8
     activities: Activities | None = None
     engine: Engine = field(default_factory=ForwardMode)
+    look: Look = field(default=look, repr=False)
 
     def __post_init__(self) -> None:
         refuse(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
@@ -54,14 +57,18 @@ class ActivityFG:
         check_engine(self.engine, split)
         chosen = self._activities(split)
         with torch.no_grad():
-            seen, head = _look(split, chosen, x), HeadPass(split, y)
+            names, head = chosen.names(split.trunk), HeadPass(split, y)
+            top = () if chosen.top is None else (chosen.top,)
+            seen = self.look(split, x, Sites((*names, *top)), None)
+            inputs, shapes = _once(seen, names)
+            _check_rows(chosen, seen.h if chosen.top is None else seen.reads[chosen.top][0], shapes)
             r, grads = head.u(0, seen.h, y), Params()
             if chosen.top is not None:
-                r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.top, r)
+                r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
                 grads = {f"{chosen.top}.{n}": g for n, g in own.items()}
-            f = shifted(split.trunk, partial(split.trunk_function(x), {}), seen.inputs, chosen.top)
-            deltas, scores = self._deltas(split, x, f, seen.shapes, r, chosen.rows, generator)
-            for name, a in seen.inputs.items():
+            f = shifted(split.trunk, partial(split.trunk_function(x), {}), inputs, chosen.top)
+            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, generator)
+            for name, a in inputs.items():
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
                 grads.update({f"{name}.{n}": g for n, g in own.items()})
             return self._assembled(split.named_trunk_grads(grads), scores, head)
@@ -116,33 +123,17 @@ class ActivityFG:
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """One pass: h, what is scored, and what each layer read and the shape of what it wrote."""
-
-    h: Tensor
-    top: Tensor
-    inputs: Params
-    shapes: Mapping[str, torch.Size]
-
-
-def _look(split: Split, chosen: Activities, x: Inputs) -> _Seen:
-    names, tops = chosen.names(split.trunk), []
-    inputs, shapes = Params(), {}
-
-    def look(name: str, a: Tensor, z: Tensor) -> None:
-        if name == chosen.top:
-            tops.append(a)
-            return
-        if name in inputs:
-            raise SplitError([f"{name} is called twice in one pass, so its activities are not one: leave it out"])
-        inputs[name], shapes[name] = a, z.shape
-
-    with tapped(split.trunk, names if chosen.top is None else (*names, chosen.top), look):
-        h = split.h(x)
-    top = tops[0] if tops else h
-    _check_rows(chosen, top, shapes)
-    return _Seen(h, top, inputs, shapes)
+def _once(seen: Seen, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:
+    """What each layer read and the shape of what it wrote, of layers that were called; each must have been once."""
+    refuse(
+        [
+            f"{name} is called twice in one pass, so its activities are not one: leave it out"
+            for name, calls in seen.reads.items()
+            if name in names and len(calls) > 1
+        ]
+    )
+    called = [name for name in names if name in seen.reads]
+    return {name: seen.reads[name][0] for name in called}, {name: seen.wrote[name][0] for name in called}
 
 
 def _check_rows(chosen: Activities, top: Tensor, shapes: Mapping[str, torch.Size]) -> None:

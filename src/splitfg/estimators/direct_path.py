@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +10,14 @@ from torch.nn import functional as F
 
 from splitfg._split import Split
 from splitfg._validate import check_batch, skip_checks
-from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.feedback import Feedback, Identity, MeanJacobian
-from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, shifted, tapped
+from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, tapped
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -43,13 +40,16 @@ class DirectPath:
         feedback: How r becomes the gradient at a writer.
         lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that nothing
             is kept from the first; the estimate is the same.
-        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+        micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
+            other noise.
+        look: How the trunk is run; a compiled step brings its own way.
     """
 
     path: ResidualPath | None = None
     feedback: Feedback = field(default_factory=Identity)
     lean: bool = False
     micro_batch: int | None = None
+    look: Look = field(default=look, repr=False)
 
     def __post_init__(self) -> None:
         refuse(micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback))
@@ -58,15 +58,15 @@ class DirectPath:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
+        if isinstance(self.feedback, MeanJacobian) and generator is None:
+            raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
         with torch.no_grad():
-            head, trunk, rs = HeadPass(split, y), Params(), []
-            batch = list(parts(x, y, self.micro_batch))
-            for i, (part_x, part_y) in enumerate(batch):
-                r, grads = self._part(split, path, head, i, part_x, part_y)
-                trunk = added(trunk, grads)
-                rs.append(r)
-            lesson = self._lesson(split, path, [part_x for part_x, _ in batch], rs, generator)
-            return self._assembled(split.named_trunk_grads(trunk), lesson, head)
+            head, trunk, lessons = HeadPass(split, y), Params(), _Lessons(self.feedback)
+            for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
+                seen = self.look(split, part_x, self._sites(path), generator)
+                lessons.add(seen)
+                trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
+            return self._assembled(split.named_trunk_grads(trunk), lessons.result(), head)
 
     def _path(self, split: Split) -> ResidualPath:
         path = self.path
@@ -79,16 +79,15 @@ class DirectPath:
             refuse(path.problems(split.trunk))
         return path
 
-    def _part(
-        self, split: Split, path: ResidualPath, head: HeadPass, i: int, x: Inputs, y: Target
-    ) -> tuple[Tensor, Params]:
-        """R, and the trunk's gradients of one part of the batch under the trunk's names."""
-        trunk, top = split.trunk, [] if path.norm is None else [path.norm]
-        kept: dict[str, list[tuple[Tensor, torch.Size]]] = defaultdict(list)
-        with tapped(trunk, top if self.lean else [*top, *path.writers], lambda n, a, w: kept[n].append((a, w.shape))):
-            h = split.h(x)
-        u = head.u(i, h, y)
-        r, grads = (u, {}) if path.norm is None else _through_norm(trunk, path.norm, kept[path.norm][0][0], u)
+    def _sites(self, path: ResidualPath) -> Sites:
+        top = () if path.norm is None else (path.norm,)
+        moved = path.writers if isinstance(self.feedback, MeanJacobian) else ()
+        return Sites(top if self.lean else (*top, *path.writers), moved, path.norm)
+
+    def _part(self, split: Split, path: ResidualPath, seen: Seen, u: Tensor, x: Inputs) -> Params:
+        """The trunk's gradients of one part of the batch, under the trunk's names."""
+        trunk = split.trunk
+        r, grads = (u, {}) if path.norm is None else _through_norm(trunk, path.norm, seen.reads[path.norm][0], u)
 
         def write(name: str, a: Tensor, shape: torch.Size) -> None:
             _check_write(name, shape, r)
@@ -100,41 +99,35 @@ class DirectPath:
                 split.h(x)
         else:
             for name in path.writers:
-                for a, shape in kept.pop(name, []):
+                for a, shape in zip(seen.reads.get(name, ()), seen.wrote.get(name, ()), strict=True):
                     write(name, a, shape)
         beside = {p: _shared(self.feedback.at(w, r), trunk.get_parameter(p)) for p, w in path.added.items()}
-        return r, {**grads, **beside}
-
-    def _lesson(
-        self,
-        split: Split,
-        path: ResidualPath,
-        batch: Sequence[Inputs],
-        rs: Sequence[Tensor],
-        generator: torch.Generator | None,
-    ) -> Params:
-        """How learned maps should change: noise on every write, and how far it moves the top of the stream."""
-        if not isinstance(self.feedback, MeanJacobian):
-            return {}
-        if generator is None:
-            raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
-        sizes, (first, *_) = [len(r) for r in rs], rs
-        whole = first.new_empty((sum(sizes), *first.shape[1:]))
-        noise = {n: torch.empty_like(whole).normal_(generator=generator).split(sizes) for n in path.writers}
-        lesson = Params()
-        for i, (x, r) in enumerate(zip(batch, rs, strict=True)):
-            drawn = {n: e[i] for n, e in noise.items()}
-            f = shifted(split.trunk, partial(split.trunk_function(x), {}), path.writers, path.norm)
-            still, moved = {n: torch.zeros_like(r) for n in drawn}, {n: e.unsqueeze(0) for n, e in drawn.items()}
-            _, response = ForwardMode(1)(f, still, moved)
-            lesson = added(lesson, self.feedback.lesson(drawn, response.squeeze(0), of=whole[..., 0].numel()))
-        return lesson
+        return {**grads, **beside}
 
     def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
         exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms, lesson=lesson)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
+
+
+class _Lessons:
+    """Of the parts of a batch, for maps that learn."""
+
+    def __init__(self, feedback: Feedback) -> None:
+        self._maps = feedback if isinstance(feedback, MeanJacobian) else None
+        self._evidence, self._rows, self._noises = Params(), 0, 0
+
+    def add(self, seen: Seen) -> None:
+        if self._maps is None or seen.response is None:
+            return
+        self._evidence = added(self._evidence, self._maps.evidence(seen.noise, seen.response))
+        self._rows += seen.response[..., 0].numel()
+        self._noises = sum(e.shape[-1] for calls in seen.noise.values() for e in calls)
+
+    def result(self) -> Params:
+        """How the maps should change; nothing where nobody learns."""
+        return {} if self._maps is None else self._maps.lesson(self._evidence, rows=self._rows, noises=self._noises)
 
 
 def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

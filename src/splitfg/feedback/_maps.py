@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -84,18 +84,26 @@ class MeanJacobian(Feedback):
         """R through the writer's mean Jacobian."""
         return r @ self._map(writer, r).T
 
-    def lesson(self, noise: Params, response: Tensor, *, of: int) -> Params:
-        """How the maps should change, by writer: a part's sum, where the batch is taken in parts.
+    def evidence(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
+        """Σ over rows of e_iᵀ (dx - Σ_j e_j J_j), by writer; evidence of the parts of a batch adds up.
 
         Args:
-            noise: e_i ``(..., d)``.
+            noise: e_i ``(..., d)``, one for every call of a writer.
             response: dx ``(..., d)`` at the top.
-            of: Rows n of the whole batch.
         """
-        rest = response - sum((e @ self._map(name, e) for name, e in noise.items()), torch.zeros_like(response))
-        rows = rest.flatten(0, -2)
-        step = self.rate / (of + len(noise) * rows.shape[1])
-        return {name: step * e.flatten(0, -2).T @ rows for name, e in noise.items()}
+        expected = [e @ self._map(name, e) for name, calls in noise.items() for e in calls]
+        rows = (response - sum(expected, torch.zeros_like(response))).flatten(0, -2)
+        return {name: sum(e.flatten(0, -2).T @ rows for e in calls) for name, calls in noise.items()}  # type: ignore[misc]
+
+    def lesson(self, evidence: Params, *, rows: int, noises: int) -> Params:
+        """How the maps should change.
+
+        Args:
+            evidence: Of the whole batch.
+            rows: Rows n of the whole batch.
+            noises: Noises a row D.
+        """
+        return {name: found * (self.rate / (rows + noises)) for name, found in evidence.items()}
 
     def learn(self, lesson: Mapping[str, Tensor]) -> None:
         """Change the maps, in place: a captured step goes on in the same memory."""

@@ -21,6 +21,7 @@ from splitfg.engines import ForwardMode
 from splitfg.estimators import ActivityFG, CheckpointedBackprop, DirectPath, Estimator, ForwardGradient, SplitFG
 from splitfg.heads import LinearHead, OutputLoss
 from splitfg.heads._losses import Facts, Spikes
+from splitfg.training._compiled_look import CompiledLook
 from splitfg.types import Engine, Params, TrunkFunction
 
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -39,7 +40,8 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
     Args:
         split: The network.
         estimator: Any estimator. Weight tangents pushed by forward mode are compiled with the engine; a direct path and
-            activity tangents look into a trunk as it is; other methods get a compiled trunk.
+            activity tangents look into the trunk in compiled code, though activity tangents are pushed as they are;
+            other methods get a compiled trunk.
         compile_: What compiles a function.
     """
     if isinstance(estimator, SplitFG | ForwardGradient) and isinstance(estimator.engine, ForwardMode):
@@ -47,7 +49,7 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
         # the pure forward gradient has the head inside what is pushed
         return (split if isinstance(estimator, ForwardGradient) else _twin(split, split.trunk, compile_)), pushed
     if isinstance(estimator, DirectPath | ActivityFG):
-        return _twin(split, split.trunk, compile_), estimator
+        return _twin(split, split.trunk, compile_), dataclasses.replace(estimator, look=CompiledLook(compile_))
     if isinstance(estimator, CheckpointedBackprop):
         return _twin(split, CompiledTrunk(estimator.trunk(split), compile_), compile_), estimator.plain()
     return _twin(split, CompiledTrunk(split.trunk, compile_), compile_), estimator

@@ -1,0 +1,91 @@
+"""Looking into a trunk in compiled code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from splitfg._split import Split
+from splitfg.estimators._look import Seen, Sites, observe
+from splitfg.types import Inputs, Params
+
+
+class CompiledLook:
+    """A :class:`~splitfg.estimators._look.Look` that runs the trunk in compiled code.
+
+    A compiler does not follow taps that are put on modules and taken off again. So the pass is first traced to the
+    operators it comes down to, once for every shape of inputs; taps are none of them. Parameters, inputs and noise are
+    arguments of what is compiled.
+
+    Args:
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, compile_: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._compile = compile_
+        self._passes: dict[Hashable, _Pass] = {}
+
+    def __call__(self, split: Split, x: Inputs, sites: Sites, generator: torch.Generator | None) -> Seen:
+        """What there is to see; noise is the same as without compiling."""
+        leaves, structure = pytree.tree_flatten(x)
+        facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        key = (split.training_flags(), sites, structure, facts)
+        if key not in self._passes:
+            self._passes[key] = _trace(split, x, sites, self._compile)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return self._passes[key](split.all_trunk_params(), tensors, generator)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One traced pass, and the noise it takes in the order of writes: the writer's name and a tensor like it."""
+
+    run: Callable[[Params, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, dict[str, list[Tensor]], Tensor | None]]
+    moved: Sequence[tuple[str, Tensor]]
+    wrote: Mapping[str, Sequence[torch.Size]]
+
+    def __call__(self, params: Params, tensors: Sequence[Tensor], generator: torch.Generator | None) -> Seen:
+        noise: dict[str, list[Tensor]] = defaultdict(list)
+        drawn = []
+        for name, like in self.moved:
+            drawn.append(torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator))
+            noise[name].append(drawn[-1])
+        h, reads, response = self.run(params, tensors, drawn)
+        return Seen(h, reads, self.wrote, noise, response)
+
+
+def _trace(
+    split: Split, x: Inputs, sites: Sites, compile_: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> _Pass:
+    leaves, structure = pytree.tree_flatten(x)
+    moved: list[tuple[str, Tensor]] = []
+
+    def observed(params: Params, tensors: Sequence[Tensor], draw: Callable[[str, Tensor], Tensor]) -> Seen:
+        left = iter(tensors)
+        filled = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        f = split.trunk_function(pytree.tree_unflatten(filled, structure))
+        return observe(split.trunk, lambda: f(params), sites, draw)
+
+    def remember(name: str, z: Tensor) -> Tensor:
+        zero = torch.zeros((), dtype=z.dtype, device=z.device)
+        moved.append((name, zero.expand(z.shape)))  # takes no memory
+        return zero
+
+    def run(params: Params, tensors: Sequence[Tensor], drawn: Sequence[Tensor]) -> tuple[Any, ...]:
+        left = iter(drawn)
+        seen = observed(params, tensors, lambda *_: next(left))
+        return seen.h, dict(seen.reads), seen.response
+
+    params, tensors = split.all_trunk_params(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    wrote = observed(params, tensors, remember).wrote
+    traced = make_fx(run)(params, tensors, [like.contiguous() for _, like in moved])
+    traced.graph.eliminate_dead_code()  # forward mode's own questions about shapes
+    traced.recompile()
+    return _Pass(compile_(traced), moved, wrote)
