@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -62,8 +62,8 @@ class Split:
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
         refuse(self._problems())
-        # The training flags under which a batch has shown that the trunk is a function of its parameters.
-        self.examined: set[tuple[bool, ...]] = set()
+        # What a batch has shown to hold: by training flags, that the trunk is a function of its parameters.
+        self.examined: set[Hashable] = set()
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}

@@ -22,7 +22,7 @@ from splitfg import (
     SquaredError,
     split,
 )
-from splitfg.models import TabM
+from splitfg.models import FlatTrunk, TabM
 from splitfg.recipes import Adam
 from splitfg.sites import layer_gradients, pull_back
 
@@ -43,10 +43,16 @@ def images():
     return seeded(lambda: Split(body.double(), LinearHead(nn.Linear(32, 3, dtype=torch.float64))))
 
 
+def flat():
+    trunk = FlatTrunk(width=8, generator=generator()).double()
+    return seeded(lambda: Split(trunk, LinearHead(nn.Linear(128, 3, dtype=torch.float64))))
+
+
 SPLITS = {
     "mlp": (lambda: mlp_split(3, 4, 4, 3), lambda: noise(5, 3)),
     "tables": (tables, lambda: noise(5, 3)),
     "images": (images, lambda: noise(5, 1, 4, 4)),
+    "flat trunk": (flat, lambda: noise(5, 3, 4, 4)),
 }
 every_split = pytest.mark.parametrize("name", SPLITS)
 

@@ -224,6 +224,22 @@ class TestRefusals:
         (problem,) = self.refused(DirectPath(PATH), lambda: Residual(norm=Other))
         assert "no closed form for norm (Other)" in problem
 
+    def test_a_top_that_does_not_give_h(self):
+        class Scaled(Residual):
+            def forward(self, x):
+                return self.readout(2 * self.norm(self.embed(x)))
+
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), norm="norm")), Scaled)
+        assert "h is not what norm gives" in problem
+
+    def test_a_top_that_is_not_called(self):
+        class Bare(Residual):
+            def forward(self, x):
+                return self.readout(self.embed(x))
+
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), norm="norm")), Bare)
+        assert "norm is not called" in problem
+
     def test_maps_without_a_generator(self):
         (problem,) = self.refused(DirectPath(PATH, feedback=MeanJacobian()))
         assert "pass generator=" in problem

@@ -9,7 +9,8 @@ from splitfg import Backprop, LinearHead, Split, Tied
 from splitfg.estimators import DirectPath
 from splitfg.estimators._look import observe
 from splitfg.feedback import Identity, MeanJacobian, RandomMaps
-from splitfg.models import GPT, GPTConfig
+from splitfg.models import GPT, FlatTrunk, GPTConfig
+from splitfg.models.resnet import ConvNorm
 from splitfg.sites import ResidualPath, layer_gradients, pull_back
 
 DOUBLE = torch.float64
@@ -44,6 +45,7 @@ def stir(module):
         (nn.GroupNorm(2, 6), (4, 6, 3, 2)),
         (nn.GroupNorm(3, 6, affine=False), (4, 6)),
         (nn.Identity(), (4, 5)),
+        (nn.ReLU(), (4, 3, 5)),
     ],
 )
 def test_norms_are_pulled_back_as_autograd_does(module, shape):
@@ -67,6 +69,8 @@ def test_norms_are_pulled_back_as_autograd_does(module, shape):
         (nn.Embedding(7, 5, padding_idx=2), classes(6, 4, count=7)),
         (nn.Conv2d(2, 5, 3, padding=1), noise(3, 2, 6, 6)),
         (nn.Conv2d(4, 6, 3, stride=2, groups=2, bias=False), noise(3, 4, 7, 7)),
+        (stir(ConvNorm(3, 8, generator=generator())), noise(3, 3, 6, 6)),
+        (stir(ConvNorm(3, 8, stride=2, activated=True, generator=generator())), noise(3, 3, 6, 6)),
     ],
 )
 def test_writers_are_trained_as_autograd_does(module, a):
@@ -189,6 +193,22 @@ def test_exact_at_the_last_writer_and_the_norm_of_a_gpt():
     last = ["blocks.2.mlp.out.weight", "blocks.2.mlp.out.bias", "norm.weight", "norm.bias"]
     assert_same(estimate, expected, [f"trunk.{n}" for n in last])
     assert not torch.allclose(estimate["trunk.blocks.0.mlp.out.weight"], expected["trunk.blocks.0.mlp.out.weight"])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_exact_at_the_last_writer_of_a_flat_trunk(lean):
+    trunk = stir(FlatTrunk(width=8, generator=generator())).double()
+    s = Split(trunk, LinearHead(seeded(lambda: nn.Linear(8 * 4 * 4, 3)).double()))
+    x, y = noise(5, 3, 4, 4), classes(5, count=3)
+    found, exact = DirectPath(lean=lean)(s, x, y).grads, Backprop()(s, x, y).grads
+    assert_same(found, exact, [n for n in exact if "second" in n or "head" in n])
+    assert {n.split(".")[1] for n in set(exact) - set(found)} == {"block"}  # its first convolution
+    written, block = trunk.stem(x), trunk.block
+    alone = torch.relu(written + block.second(block.first(written.detach()))).flatten(1)  # nothing reads the stream
+    torch.nn.functional.cross_entropy(s.head.predict(alone), y).backward()
+    assert_same(
+        found, {f"trunk.stem.{n}": p.grad for n, p in trunk.stem.named_parameters()}, [n for n in found if "stem" in n]
+    )
 
 
 def test_along_the_identity_path_alone():

@@ -64,6 +64,7 @@ class DirectPath:
             head, trunk, lessons = HeadPass(split, y), Params(), _Lessons(self.feedback)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
                 seen = self.look(split, part_x, self._sites(path), generator)
+                _check_top(split, path, seen)
                 lessons.add(seen)
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
             return self._assembled(split.named_trunk_grads(trunk), lessons.result(), head)
@@ -133,6 +134,21 @@ class _Lessons:
 def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
     return r, {f"{name}.{n}": g for n, g in own.items()}
+
+
+def _check_top(split: Split, path: ResidualPath, seen: Seen) -> None:
+    """Refuse a path whose last module does not give h, by the first batch that is seen."""
+    key = (path.norm, *split.training_flags())
+    if path.norm is None or skip_checks() or key in split.examined:
+        return
+    module = split.trunk.get_submodule(path.norm)
+    if path.norm not in seen.reads:
+        raise SplitError([f"{path.norm} is not called on the way to h: name what is"])
+    given = module(seen.reads[path.norm][0])
+    if given.numel() != seen.h.numel() or not torch.allclose(given.reshape(seen.h.shape), seen.h, rtol=1e-3, atol=1e-5):
+        words = f"h is not what {path.norm} gives, flattened or not"
+        raise SplitError([f"{words}: name the last module before h, or cut the trunk behind this one"])
+    split.examined.add(key)
 
 
 def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import conv
+from splitfg.sites import ResidualPath, layer_gradients, pull_back
+from splitfg.types import Params
 
 GROUPS = 8
 """GroupNorm groups, throughout."""
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, then GroupNorm with affine parameters."""
+    """A convolution without bias, GroupNorm with affine parameters, and ReLU if ``activated``."""
 
     def __init__(
         self,
@@ -27,16 +29,30 @@ class ConvNorm(nn.Module):
         *,
         size: int = 3,
         stride: int = 1,
+        activated: bool = False,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
+        self.activated = activated
         self.conv = conv(in_channels, out_channels, size=size, stride=stride, generator=generator)
         self.norm = nn.GroupNorm(GROUPS, out_channels, device=generator.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
         y: Tensor = self.norm(self.conv(x))
-        return y
+        return torch.relu(y) if self.activated else y
+
+    def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
+        """As :func:`splitfg.sites.layer_gradients`: δ through ReLU and the norm in closed form, then the convolution's.
+
+        The convolution is run once more, so that nothing but its input need be kept.
+        """
+        z = self.conv(a)
+        if self.activated:
+            delta = delta * (self.norm(z) > 0)
+        delta, norm = pull_back(self.norm, z, delta)
+        own = {f"conv.{name}": g for name, g in layer_gradients(self.conv, a, delta).items()}
+        return {**own, **{f"norm.{name}": g for name, g in norm.items()}}
 
 
 class BasicBlock(nn.Module):
@@ -44,18 +60,19 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1, generator: torch.Generator) -> None:
         super().__init__()
-        self.first = ConvNorm(in_channels, out_channels, stride=stride, generator=generator)
+        self.first = ConvNorm(in_channels, out_channels, stride=stride, activated=True, generator=generator)
         self.second = ConvNorm(out_channels, out_channels, generator=generator)
         self.shortcut: nn.Module = (
             nn.Identity()
             if stride == 1 and in_channels == out_channels
             else ConvNorm(in_channels, out_channels, size=1, stride=stride, generator=generator)
         )
+        self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
-        write = self.second(torch.relu(self.first(x)))
-        return torch.relu(self.shortcut(x) + write)
+        y: Tensor = self.activation(self.shortcut(x) + self.second(self.first(x)))
+        return y
 
 
 class ResNet(nn.Module):
@@ -73,7 +90,7 @@ class ResNet(nn.Module):
         super().__init__()
         if len(widths) != len(blocks):
             raise ValueError(f"widths and blocks name the same stages, got {widths} and {blocks}")
-        self.stem = ConvNorm(3, widths[0], generator=generator)
+        self.stem = ConvNorm(3, widths[0], activated=True, generator=generator)
         layers: list[nn.Module] = []
         channels = widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
@@ -85,7 +102,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The globally averaged features h."""
-        x = torch.relu(self.stem(x))
+        x = self.stem(x)
         for block in self.blocks:
             x = block(x)
         return x.mean(dim=(-2, -1))
@@ -100,13 +117,17 @@ class FlatTrunk(nn.Module):
 
     def __init__(self, *, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.stem = ConvNorm(3, width, generator=generator)
+        self.stem = ConvNorm(3, width, activated=True, generator=generator)
         self.block = BasicBlock(width, width, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """The flattened feature map h."""
-        features: Tensor = self.block(torch.relu(self.stem(x)))
+        features: Tensor = self.block(self.stem(x))
         return features.flatten(start_dim=-3)
+
+    def residual_path(self) -> ResidualPath:
+        """The stem and the block's last ConvNorm write to the stream, whose top goes through ReLU to h."""
+        return ResidualPath(("stem", "block.second"), norm="block.activation")
 
 
 def resnet20(*, generator: torch.Generator) -> ResNet:

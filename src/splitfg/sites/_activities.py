@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 from splitfg.errors import refuse
-from splitfg.sites._layers import has_layer_gradients
+from splitfg.sites._layers import LocalLayer, has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 
 
@@ -37,7 +38,7 @@ class Activities:
     def names(self, trunk: nn.Module) -> tuple[str, ...]:
         """The layers, those without a trained parameter left out, and the top, which is exact."""
         modules = dict(trunk.named_modules())
-        wanted = [n for n, m in modules.items() if has_layer_gradients(m)] if self.layers is None else self.layers
+        wanted = _outermost(modules) if self.layers is None else self.layers
         trained = (n for n in wanted if any(p.requires_grad for p in modules[n].parameters()))
         return tuple(n for n in trained if n != self.top)
 
@@ -67,13 +68,19 @@ class Activities:
         if self.layers is not None:
             return []
         known = [trunk.get_submodule(name) for name in (*names, *([] if self.top is None else [self.top]))]
-        covered = {id(p) for module in known for p in module.parameters(recurse=False)}
+        covered = {id(p) for module in known for p in module.parameters(recurse=isinstance(module, LocalLayer))}
         return [
             f"{name} belongs to no layer that knows its own gradient: freeze it, or choose layers with"
             " Activities(layers=...)"
             for name, p in trunk.named_parameters()
             if p.requires_grad and id(p) not in covered
         ]
+
+
+def _outermost(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Layers that know their own gradient and are no part of another such layer."""
+    known = [name for name, module in modules.items() if has_layer_gradients(module)]
+    return [name for name in known if not any(name.startswith(f"{other}.") for other in known)]
 
 
 @runtime_checkable

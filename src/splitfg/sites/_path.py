@@ -22,8 +22,9 @@ class ResidualPath:
 
     Attributes:
         writers: Modules whose outputs w_i are added to the stream as they are (``nn.Linear``, ``nn.Embedding``,
-            ``nn.Conv2d``), in the order in which they write.
-        norm: The module that maps the top of the stream to h; ``None`` where the top is h.
+            ``nn.Conv2d``, or a ``LocalLayer`` of yours), in the order in which they write.
+        norm: The module that maps the top of the stream to h, flattened or not: a norm, or ``nn.ReLU``; ``None`` where
+            the top is h.
         added: Parameters that are added to the stream themselves, each with the writer it is added beside. One with
             more rows than the stream is read from its first.
     """
@@ -53,7 +54,7 @@ class ResidualPath:
         if self.norm in modules and not has_pull_back(modules[self.norm]):
             found.append(
                 f"there is no closed form for {self.norm} ({type(modules[self.norm]).__name__}): end the trunk"
-                " with nn.LayerNorm, nn.RMSNorm, nn.GroupNorm or nn.Identity"
+                " with nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.ReLU or nn.Identity"
             )
         return found if self.writers else ["the path has no writer", *found]
 

@@ -27,7 +27,7 @@ def is_norm(module: nn.Module) -> bool:
 
 def has_pull_back(module: nn.Module) -> bool:
     """Whether :func:`pull_back` knows a module."""
-    return is_norm(module) or type(module) is nn.Identity or isinstance(module, ClosedForm)
+    return is_norm(module) or type(module) in (nn.Identity, nn.ReLU) or isinstance(module, ClosedForm)
 
 
 def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
@@ -37,15 +37,19 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
 
         r = (g - mean(g) - x̂ mean(g ⊙ x̂)) / σ,    dL/dγ = Σ u ⊙ x̂,    dL/dβ = Σ u,
 
-    sums over everything that shares γ; RMSNorm has no μ and no mean(g).
+    sums over everything that shares γ; RMSNorm has no μ and no mean(g). For ReLU, r = u where x > 0.
 
     Args:
-        module: ``nn.LayerNorm``, ``nn.RMSNorm``, ``nn.GroupNorm``, ``nn.Identity``, or a :class:`ClosedForm`.
+        module: ``nn.LayerNorm``, ``nn.RMSNorm``, ``nn.GroupNorm``, ``nn.ReLU``, ``nn.Identity``, or a
+            :class:`ClosedForm`.
         x: What it read.
-        u: dL/dh.
+        u: dL/dh; of what the module wrote, which may be flattened on the way to h.
     """
     if isinstance(module, ClosedForm):
         return module.pull_back(x, u)
+    u = u.reshape(x.shape)
+    if isinstance(module, nn.ReLU):
+        return u * (x > 0), {}
     if not is_norm(module):
         return u, {}
     normed, scale = _standardised(module, x)

@@ -12,6 +12,7 @@ from splitfg.recipes import (
     AdamL2,
     AdamW,
     BackpropMethod,
+    DirectPathMethod,
     EvolutionMethod,
     ForwardForwardMethod,
     FrozenMethod,
@@ -61,6 +62,7 @@ class ImageTraining:
         | PredictiveCodingMethod
         | HopfieldMethod
         | SplitFGMethod
+        | DirectPathMethod
         | FrozenMethod
     )
     network: FlatNetwork | Backbone | PlainMLP = field(default_factory=FlatNetwork)

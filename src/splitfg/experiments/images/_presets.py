@@ -17,6 +17,7 @@ from splitfg.recipes import (
     Adam,
     AdamL2,
     BackpropMethod,
+    DirectPathMethod,
     EvolutionMethod,
     ForwardForwardMethod,
     FrozenMethod,
@@ -31,6 +32,7 @@ RHOS = (1.0, 0.3, 0.1, 0.03)
 TANGENTS = {"cifar10": (4, 16, 64, 256), "cifar100": (4, 16, 64)}
 APART = ((4, 1.0), (4, 0.1), (64, 1.0), (64, 0.1))
 LONGER = ((64, 1.0), (64, 0.1))
+DIRECT_LONGER = (1.0, 0.1)
 
 METHOD_TITLES = {
     "backprop": "Backprop",
@@ -43,7 +45,7 @@ METHOD_TITLES = {
 }
 """The methods in the order of the paper's columns."""
 
-_Trained = BackpropMethod | PureFGMethod | EvolutionMethod | SplitFGMethod | FrozenMethod
+_Trained = BackpropMethod | PureFGMethod | EvolutionMethod | SplitFGMethod | DirectPathMethod | FrozenMethod
 _METHODS: dict[str, _Trained] = {
     "backprop": BackpropMethod(),
     "pure_fg": PureFGMethod(K=4),
@@ -123,6 +125,11 @@ def longer(setting: ImageSetting, K: int, rho: float) -> str:
     return f"{setting.dataset}-k{K}-rho{rho:g}"
 
 
+def direct(start: str, rho: float) -> str:
+    """The name of a direct-path preset, with the set at the full budget or ``flat`` before it."""
+    return f"{start}-direct-rho{rho:g}"
+
+
 def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
     made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
@@ -171,9 +178,15 @@ def _screening(setting: ImageSetting) -> Iterator[Preset]:
         if name != "flat-split_fg":
             says = f"Split-FG, K = {K}, rho = {rho:g}{', clipped apart' * apart}"
             yield Preset(name, f"{title}: {says}", setting.ablation(setting.split_fg(K), rho=rho, apart=apart))
+    for rho in RHOS:
+        config = setting.ablation(DirectPathMethod(), rho=rho)
+        yield Preset(direct(setting.flat, rho), f"{title}: direct path, rho = {rho:g}", config)
 
 
 def _longer(setting: ImageSetting) -> Iterator[Preset]:
     for K, rho in LONGER:
         config = replace(setting.training(setting.split_fg(K), setting.light), rho=rho)
         yield Preset(longer(setting, K, rho), f"{setting.label}: Split-FG, K = {K}, rho = {rho:g}, 60 epochs", config)
+    for rho in DIRECT_LONGER:
+        config = replace(setting.training(DirectPathMethod(), setting.light), rho=rho)
+        yield Preset(direct(setting.dataset, rho), f"{setting.label}: direct path, rho = {rho:g}, 60 epochs", config)

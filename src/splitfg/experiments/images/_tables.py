@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from splitfg.experiments.images._presets import (
     APART,
+    DIRECT_LONGER,
     LONGER,
     METHOD_TITLES,
     RHOS,
     SETTINGS,
     TANGENTS,
     ImageSetting,
+    direct,
     longer,
     screened,
 )
@@ -138,14 +140,16 @@ def _tests() -> Table:
 
 def _screening(setting: ImageSetting) -> Table:
     rows = [Row(f"K = {K}", tuple(_top1(screened(setting, K, rho)) for rho in RHOS)) for K in TANGENTS[setting.dataset]]
+    along = Row("Direct path", tuple(_top1(direct(setting.flat, rho)) for rho in RHOS))
     frozen = Row("Frozen trunk", (_top1(f"{setting.flat}-frozen"), *(None for _ in RHOS[1:])))
     return Table(
         f"images-k-{setting.dataset}",
         f"Tangents and trunk step scale on the flat head: {setting.label}, 6,000 steps, top-1 accuracy, %",
         tuple(f"rho = {rho:g}" for rho in RHOS),
-        (*rows, frozen),
+        (*rows, along, frozen),
         "higher",
-        note="Not in the paper, which has K = 4 and rho = 1. One seed where the ablation has no more.",
+        note="Not in the paper, which has K = 4 and rho = 1. One seed where the ablation has no more. The direct path"
+        " trains the stem and the block's last convolution, without tangents.",
     )
 
 
@@ -173,6 +177,10 @@ def _longer() -> Table:
         (
             Row("K = 4, rho = 1", tuple(_top1(f"{s.dataset}-split_fg", Paper(*MAIN[s.dataset][-1])) for s in SETTINGS)),
             *(Row(f"K = {K}, rho = {rho:g}", tuple(_top1(longer(s, K, rho)) for s in SETTINGS)) for K, rho in LONGER),
+            *(
+                Row(f"Direct path, rho = {rho:g}", tuple(_top1(direct(s.dataset, rho)) for s in SETTINGS))
+                for rho in DIRECT_LONGER
+            ),
             Row("Frozen trunk", tuple(_top1(f"{s.dataset}-frozen", Paper(FROZEN[s.dataset][0])) for s in SETTINGS)),
         ),
         "higher",
