@@ -108,7 +108,7 @@ class TestGradientLearner:
         twin = mlp_split(3, 4, 4, 3)
         estimate = SplitFG(3)(twin, self.x, self.y, generator=generator())
         ours.step(self.x, self.y, generator=generator())
-        seen = ours.magnitude.state_dict()["mean_square"]
+        seen = ours.learned["magnitude"].state_dict()["mean_square"]
         assert set(seen) == set(twin.trunk_params())
         for n, m in seen.items():
             torch.testing.assert_close(m, 0.01 * estimate.grads[n].square())

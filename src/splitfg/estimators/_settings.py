@@ -8,15 +8,35 @@ from typing import TypeGuard
 
 import torch
 
+from splitfg._split import Split
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._combine import Combination, Mean
-from splitfg.tangents import Gaussian, Layout, TangentLaw, TangentSource
-from splitfg.types import Engine
+from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
+from splitfg.types import Engine, Estimate, Params
+
+
+class DrawsByLaw:
+    """Of estimators that draw tangents: a law that conditions them learns from every estimate."""
+
+    law: TangentLaw
+
+    def drawn_for(self, split: Split) -> Params:
+        """The parameters that tangents are drawn for."""
+        return split.trained_params()
+
+    def learned(self) -> dict[str, RunningMagnitude]:
+        """The running magnitude of conditioned tangents."""
+        return {"magnitude": self.law.magnitude} if isinstance(self.law, Conditioned) else {}
+
+    def learn(self, split: Split, estimate: Estimate) -> None:
+        """Update it."""
+        for magnitude in self.learned().values():
+            magnitude.update({name: estimate.grads[name] for name in self.drawn_for(split)})
 
 
 @dataclass(frozen=True)
-class TangentSettings:
+class TangentSettings(DrawsByLaw):
     """Where an estimator's tangents come from, how they are pushed, and how their scores become a gradient.
 
     Args:

@@ -69,6 +69,15 @@ class DirectPath:
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
             return self._assembled(split.named_trunk_grads(trunk), lessons.result(), head)
 
+    def learned(self) -> dict[str, MeanJacobian]:
+        """The maps, if they are learned."""
+        return {"maps": self.feedback} if isinstance(self.feedback, MeanJacobian) else {}
+
+    def learn(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
+        """Change them by the estimate's lesson."""
+        for maps in self.learned().values():
+            maps.learn(estimate.stats.lesson)
+
     def _path(self, split: Split) -> ResidualPath:
         path = self.path
         if path is None:

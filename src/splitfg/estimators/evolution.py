@@ -9,14 +9,14 @@ import torch
 from splitfg._split import Split
 from splitfg.engines import CentralDifference
 from splitfg.errors import refuse
-from splitfg.estimators._settings import micro_batch_problems, tangent_problems
+from splitfg.estimators._settings import DrawsByLaw, micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.tangents import Gaussian, TangentLaw
 from splitfg.types import Estimate, Inputs, Target
 
 
 @dataclass(frozen=True)
-class EvolutionStrategy:
+class EvolutionStrategy(DrawsByLaw):
     """Antithetic ES over all parameters, with K pairs of evaluations.
 
         ĝ = (1/K) Σ_k (L(θ + σ v_k) - L(θ - σ v_k)) / (2σ) · v_k.

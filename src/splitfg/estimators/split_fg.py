@@ -75,6 +75,10 @@ class SplitFG(TangentSettings):
             flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
             return self._assembled(layout.unflatten(flat), scores, head)
 
+    def drawn_for(self, split: Split) -> Params:
+        """The trunk's."""
+        return split.trunk_params()
+
     def _estimate(
         self,
         split: Split,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from splitfg._split import Split, require_split
 from splitfg.errors import SplitError
-from splitfg.estimators import DirectPath, Estimator, EvolutionStrategy, ForwardGradient, SplitFG
-from splitfg.feedback import MeanJacobian
+from splitfg.estimators import Estimator, LearningEstimator, SplitFG
 from splitfg.learners._update import Update
-from splitfg.tangents import Conditioned, RunningMagnitude
 from splitfg.training import Schedule
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
@@ -35,8 +33,8 @@ class GradientLearner:
         prediction: Called before every step for a guess of the trunk's gradient (a control variate).
 
     Attributes:
-        magnitude: What conditioned tangents read, updated with every estimate; ``None`` for other laws.
-        maps: What a direct path with learned maps reads, updated with every estimate; ``None`` for other methods.
+        learned: What the estimator learns beside the parameters, by name; see
+            :class:`~splitfg.estimators.LearningEstimator`.
     """
 
     def __init__(
@@ -54,10 +52,7 @@ class GradientLearner:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction = split, estimator, prediction
-        law = estimator.law if isinstance(estimator, SplitFG | ForwardGradient | EvolutionStrategy) else None
-        self.magnitude = law.magnitude if isinstance(law, Conditioned) else None
-        feedback = estimator.feedback if isinstance(estimator, DirectPath) else None
-        self.maps = feedback if isinstance(feedback, MeanJacobian) else None
+        self.learned = estimator.learned() if isinstance(estimator, LearningEstimator) else {}
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
@@ -106,16 +101,10 @@ class GradientLearner:
         """Everything of a step but the optimizer's: estimate, clip and write ``.grad``."""
         self.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
         estimate = self.estimate(x, y, generator=generator)
-        if self.magnitude is not None:
-            self.magnitude.update({n: estimate.grads[n] for n in self._estimated()})
-        if self.maps is not None:
-            self.maps.learn(estimate.stats.lesson)
+        if isinstance(self.estimator, LearningEstimator):
+            self.estimator.learn(self.split, estimate)
         written = self._update.write(estimate)
         return StepStats(written.loss, _metrics(written))
-
-    def _estimated(self) -> Params:
-        """The parameters that tangents are drawn for."""
-        return self.split.trunk_params() if isinstance(self.estimator, SplitFG) else self.split.trained_params()
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """The gradient of one batch, before clipping; nothing changes but the generator."""
@@ -129,21 +118,14 @@ class GradientLearner:
         return self.split.predict(x)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, step count, running magnitude and learned maps."""
-        return {**self._update.state_dict(), **{name: part.state_dict() for name, part in self._learned()}}
+        """Model, optimizer, step count, and what the estimator has learned."""
+        return {**self._update.state_dict(), **{name: part.state_dict() for name, part in self.learned.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self._update.load_state_dict(state)
-        for name, part in self._learned():
+        for name, part in self.learned.items():
             part.load_state_dict(state[name])
-
-    def _learned(self) -> Iterator[tuple[str, RunningMagnitude | MeanJacobian]]:
-        """What is learned beside the parameters."""
-        if self.magnitude is not None:
-            yield "magnitude", self.magnitude
-        if self.maps is not None:
-            yield "maps", self.maps
 
 
 def _metrics(estimate: Estimate) -> dict[str, Tensor | float]:
