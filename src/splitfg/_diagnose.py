@@ -18,6 +18,8 @@ from splitfg.tangents import Layout
 from splitfg.types import Engine, Estimate, Inputs, Params, Target
 
 _MIB = 2**20
+_EPS = 1e-8  # torch's default for Adam
+_WORTH_A_WORD = 0.05
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Diagnosis:
         snr: Signal to noise at this K, by parameter: ‖g_p‖² / E‖ĝ_p - g_p‖².
         probes_per_parameter: steps · K / P_trunk for the budget, if one was given.
         saved_bytes: What backprop would keep of the trunk for this batch; ``None`` where it cannot run.
+        joint_norm: Norm of an estimate at this K, trunk and head together: what joint clipping divides by.
+        head_lost: Share of the head's entries that joint clipping at 1 takes from above Adam's eps of 1e-8 to below.
         exact: Whether g itself was computed by reverse mode; if not, energies are estimated from scores.
         size: A transformer to weigh the activations of, if one was given.
     """
@@ -47,6 +51,8 @@ class Diagnosis:
     snr: dict[str, float]
     probes_per_parameter: float | None
     saved_bytes: int | None
+    joint_norm: float
+    head_lost: float
     exact: bool
     size: theory.TransformerSize | None = None
 
@@ -83,6 +89,12 @@ class Diagnosis:
             words.append(
                 f"The budget gives {probes:.2g} probes per trunk parameter: rho = 1 may work; compare it with"
                 " rho = 0.3 and with FrozenTrunk()."
+            )
+        if self.head_lost > _WORTH_A_WORD:
+            words.append(
+                f"Clipping trunk and head jointly at 1 divides the head's exact gradient by {self.joint_norm:,.0f},"
+                f" most of it the trunk's noise: {self.head_lost:.0%} of its entries fall below Adam's eps of 1e-8, and"
+                " their steps shrink with the noise. Clip them apart (clip_apart=True), or tune eps."
             )
         return words
 
@@ -151,18 +163,21 @@ def diagnose(
         measured = torch.stack([(layout.flatten(e.grads) - flat).square().sum() for e in estimates]).mean().item()
     else:
         energy, measured = torch.cat([e.stats.scores for e in estimates]).square().mean().item(), None
-    whole = energy + _energy(head)
+    whole, variance = energy + _energy(head), (layout.total + 1) / K * energy
+    joint_norm = (whole + variance) ** 0.5
     return Diagnosis(
         K=K,
         draws=draws,
         trunk_parameters=layout.total,
         head_parameters=sum(p.numel() for n, p in split.head_params().items() if n not in layout.names),
         energy_ratio=energy / whole if whole > 0 else 0.0,
-        predicted_variance=(layout.total + 1) / K * energy,
+        predicted_variance=variance,
         measured_variance=measured,
         snr={} if g is None else _signal_to_noise(g.grads, energy, K),
         probes_per_parameter=None if steps is None else theory.probes_per_parameter(steps, K, layout.total),
         saved_bytes=None if black_box else saved_bytes(split, x),
+        joint_norm=joint_norm,
+        head_lost=_lost(head, max(joint_norm, 1.0)),
         exact=not black_box,
         size=size,
     )
@@ -207,6 +222,12 @@ def _signal_to_noise(g: Params, energy: float, K: int) -> dict[str, float]:
     """K ‖g_p‖² / (n_p ‖g‖² + ‖g_p‖²) for every parameter p of n_p numbers."""
     own = {n: v.square().sum().item() for n, v in g.items()}
     return {n: K * own[n] / (v.numel() * energy + own[n]) if energy > 0 else 0.0 for n, v in g.items()}
+
+
+def _lost(head: Params, divisor: float) -> float:
+    """The share of entries above eps that are below it once they are divided."""
+    sizes = torch.cat([g.abs().flatten().double() for g in head.values()])
+    return ((sizes > _EPS) & (sizes < _EPS * divisor)).double().mean().item()
 
 
 def _energy(g: Params) -> float:

@@ -1,5 +1,6 @@
 """What ``diagnose`` says of a model, against the same quantities by brute force."""
 
+import dataclasses
 import math
 
 import pytest
@@ -56,6 +57,25 @@ def test_signal_to_noise_by_parameter(diagnosis):
         assert diagnosis.snr[n] == pytest.approx((g.square().sum() / parts[n].sum()).item())
 
 
+def rare_class():
+    """The last class is so unlikely that its row of the head has hardly a gradient, and the trunk has a large one."""
+    s = mlp_split(3, 4, 3)
+    with torch.no_grad():
+        s.head.layers[0].weight.mul_(30)[2] = 0
+        s.head.layers[0].bias[2] = -22
+    return s, noise(6, 3), classes(6, count=2)
+
+
+def test_joint_norm_is_that_of_estimates_and_says_what_is_lost():
+    s, x, y = rare_class()
+    found, source = diagnose(s, x, y, generator=generator(), K=K, draws=2), generator()
+    norms = torch.stack([flat(SplitFG(K)(s, x, y, generator=source).grads).square().sum() for _ in range(2000)])
+    assert found.joint_norm == pytest.approx(norms.mean().sqrt().item(), rel=0.1)
+    head = flat(exact(s, x, y), list(s.head_params())).abs()
+    assert found.head_lost > 0
+    assert found.head_lost == ((head > 1e-8) & (head < 1e-8 * found.joint_norm)).double().mean().item()
+
+
 def test_saved_bytes_are_what_autograd_keeps():
     """Linear keeps its input, tanh its output: x and two activations, each once."""
     s, x, y = mlp_split(3, 5, 7, 2), noise(6, 3), classes(6, count=2)
@@ -90,6 +110,10 @@ class TestWords:
         assert "0.25 probes per trunk parameter: the trunk is under-determined" in words
         assert "rho = 0.1 or 0.03" in words
         assert "FrozenTrunk()" in words
+
+    def test_what_clipping_does_to_the_head(self, diagnosis):
+        assert "clip_apart=True" not in str(diagnosis)
+        assert "clip_apart=True" in str(dataclasses.replace(diagnosis, head_lost=0.9, joint_norm=8000.0))
 
     def test_no_budget(self):
         assert "Give the number of training steps" in str(diagnose(*problem(), generator=generator(), draws=2))
