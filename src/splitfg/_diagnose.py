@@ -82,8 +82,8 @@ class Diagnosis:
         elif probes < 1:
             words.append(
                 f"The budget gives {probes:.2g} probes per trunk parameter: the trunk is under-determined, and an"
-                " adaptive optimizer at full step will random-walk it. Start at rho = 0.1 or 0.03, and run"
-                " FrozenTrunk() beside it: if that wins, lower rho."
+                " adaptive optimizer at full step may random-walk it. Compare rho = 1, 0.3, 0.1 and 0.03 with"
+                " each other and with FrozenTrunk()."
             )
         else:
             words.append(

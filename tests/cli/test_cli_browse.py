@@ -214,6 +214,12 @@ def test_a_results_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> No
     assert (done.returncode, done.stderr.strip()) == (2, "error: there is no results file foo.json")
 
 
+@pytest.mark.parametrize("verb", ["report", "ls"])
+def test_a_results_folder_that_is_not_there_is_a_usage_error(tmp_path: Path, verb: str) -> None:
+    done = splitfg(verb, "--results", "nope", cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (2, "error: --results nope: there is no such folder")
+
+
 @pytest.mark.parametrize("verb", ["prepare", "fetch", "verify"])
 def test_misspelt_data_sets_get_suggestions(tmp_path: Path, verb: str) -> None:
     done = splitfg("data", verb, "adlt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))

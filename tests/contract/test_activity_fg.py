@@ -137,7 +137,39 @@ def test_learns_nearly_as_backprop_does():
     assert frozen - ours > 0.8 * (frozen - backprop) > 0.1
 
 
+def test_a_trunk_that_is_one_layer():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.inner(x)
+
+        def layer_gradients(self, a, delta):
+            return {f"inner.{n}": g for n, g in layer_gradients(self.inner, a, delta).items()}
+
+    s = Split(seeded(Whole).double(), LinearHead(nn.Linear(4, 3).double()))
+    grads = ActivityFG(K)(s, noise(5, 3), classes(5, count=3), generator=generator()).grads
+    assert {"trunk.inner.weight", "trunk.inner.bias"} <= set(grads)
+
+
 class TestRefusals:
+    @pytest.mark.parametrize(("times", "words"), [(1, "h is not what norm gives"), (2, "norm is called 2 times")])
+    def test_a_top_that_does_not_give_h(self, times, words):
+        class Normed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.norm = nn.Linear(3, 4), nn.LayerNorm(4)
+
+            def forward(self, x):
+                x = self.norm(self.inner(x))
+                return 2 * x if times == 1 else self.norm(x)
+
+        s = Split(seeded(Normed).double(), LinearHead(nn.Linear(4, 3).double()))
+        (problem,) = self.refused(ActivityFG(K, Activities(("inner",), top="norm")), s)
+        assert words in problem
+
     def refused(self, estimator, s, x=None):
         with pytest.raises(SplitError) as caught:
             estimator(s, noise(5, 3) if x is None else x, classes(5, count=3), generator=generator())

@@ -10,6 +10,7 @@ from test_no_backward import Memory
 from torch import nn
 
 from splitfg import (
+    Backprop,
     CosineWithWarmup,
     DirectPath,
     Estimator,
@@ -17,6 +18,7 @@ from splitfg import (
     GradientLearner,
     LinearHead,
     MeanJacobian,
+    NonFiniteError,
     ResidualPath,
     Split,
     SplitError,
@@ -62,7 +64,7 @@ class Residual(nn.Module):
         return self.readout(self.norm(x))
 
 
-PATH = ResidualPath(("embed", "outer.0", "outer.1"), norm="norm")
+PATH = ResidualPath(("embed", "outer.0", "outer.1"), top="norm")
 
 
 @every_estimator
@@ -129,7 +131,7 @@ def test_lean_is_flat_in_depth():
     """Sixteen more blocks cost their parameters, and not one more activation."""
 
     def peak(depth, **settings):
-        path = ResidualPath(("embed", *(f"outer.{i}" for i in range(depth))), norm="norm")
+        path = ResidualPath(("embed", *(f"outer.{i}" for i in range(depth))), top="norm")
         s, x, y = (
             split(seeded(lambda: Residual(depth=depth))),
             noise(512, 4, dtype=torch.float32),
@@ -143,6 +145,30 @@ def test_lean_is_flat_in_depth():
     activation = 4 * 512 * 6
     assert peak(20, lean=True) - peak(4, lean=True) < activation
     assert peak(20) - peak(4) > 16 * activation
+
+
+def test_a_bent_stream_is_followed_when_asked():
+    class Bent(Residual):
+        def forward(self, x):
+            x = self.embed(x)
+            for inner, outer in zip(self.inner, self.outer, strict=True):
+                x = torch.relu(x + outer(torch.tanh(inner(x))))
+            return self.readout(self.norm(x))
+
+    s, x, y = split(seeded(Bent).double()), noise(5, 4), classes(5, count=3)
+    path = ResidualPath(["embed", "outer.0", "outer.1"], top="norm", strict=False)
+    found, exact = DirectPath(path)(s, x, y).grads, Backprop()(s, x, y).grads
+    torch.testing.assert_close(found["norm.weight"], exact["norm.weight"])
+
+
+def test_inputs_by_name():
+    class Named(Residual):
+        def forward(self, x):
+            return self.readout(self.norm(self.embed(input=x)))
+
+    s, x, y = split(seeded(Named).double()), noise(5, 4), classes(5, count=3)
+    found = DirectPath(ResidualPath(("embed",), top="norm"))(s, x, y).grads
+    torch.testing.assert_close(found["embed.weight"], Backprop()(s, x, y).grads["embed.weight"])
 
 
 class TestTraining:
@@ -188,7 +214,7 @@ class TestRefusals:
 
     def test_everything_that_is_wrong_with_a_path(self):
         path = ResidualPath(
-            ("embed", "nowhere", "inner"), norm="inner.0", added={"lost": "embed", "norm.bias": "outer.0"}
+            ("embed", "nowhere", "inner"), top="inner.0", added={"lost": "embed", "norm.bias": "outer.0"}
         )
         problems = self.refused(DirectPath(path))
         wanted = (
@@ -201,11 +227,11 @@ class TestRefusals:
         assert len(problems) == 5
 
     def test_a_path_without_writers(self):
-        assert self.refused(DirectPath(ResidualPath((), norm="norm"))) == ("the path has no writer",)
+        assert self.refused(DirectPath(ResidualPath((), top="norm"))) == ("the path has no writer",)
 
     @pytest.mark.parametrize("lean", [False, True])
     def test_a_module_that_does_not_write_to_the_stream(self, lean):
-        (problem,) = self.refused(DirectPath(ResidualPath(("embed", "inner.0"), norm="norm"), lean=lean))
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed", "inner.0"), top="norm"), lean=lean))
         assert "inner.0 writes (5, 12), and the stream is (5, 6)" in problem
 
     @pytest.mark.parametrize("geometry", [{"padding": "same"}, {"padding": 1, "padding_mode": "circular"}])
@@ -229,7 +255,7 @@ class TestRefusals:
             def forward(self, x):
                 return self.readout(2 * self.norm(self.embed(x)))
 
-        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), norm="norm")), Scaled)
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), top="norm")), Scaled)
         assert "h is not what norm gives" in problem
 
     def test_a_top_that_is_not_called(self):
@@ -237,8 +263,80 @@ class TestRefusals:
             def forward(self, x):
                 return self.readout(self.embed(x))
 
-        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), norm="norm")), Bare)
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), top="norm")), Bare)
         assert "norm is not called" in problem
+
+    def test_a_top_that_is_called_twice(self):
+        class Twice(Residual):
+            def forward(self, x):
+                return self.readout(self.norm(self.norm(self.embed(x))))
+
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed",), top="norm")), Twice)
+        assert "norm is called 2 times" in problem
+
+    def test_a_top_that_is_left_out(self):
+        (problem,) = self.refused(DirectPath(ResidualPath(PATH.writers)))
+        assert "does not add up to the top" in problem
+
+    def test_writes_that_do_not_add_up(self):
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed", "outer.1"), top="norm")))
+        assert "does not add up to the top" in problem
+        assert "strict=False" in problem
+
+    def test_a_writer_that_is_not_called(self):
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.attention = nn.Linear(4, 6), nn.MultiheadAttention(6, 2)
+                self.readout = nn.Linear(6, 3)
+
+            def forward(self, x):
+                x = self.embed(x)
+                return self.readout(x + self.attention(x, x, x, need_weights=False)[0])
+
+        path = ResidualPath(("embed", "attention.out_proj"))
+        (problem,) = self.refused(DirectPath(path), Attention)
+        assert "and no subclass" in problem
+
+    @pytest.mark.parametrize("names", [("embed", "outer.0", "outer.1", "outer.1"), (*PATH.writers, "norm")])
+    def test_names_that_come_twice(self, names):
+        (problem,) = self.refused(DirectPath(ResidualPath(names, top="norm")))
+        assert "twice" in problem
+
+    def test_a_string_for_a_tuple(self):
+        with pytest.raises(SplitError, match=r"\('embed',\)"):
+            ResidualPath("embed")
+
+    def test_something_else_for_a_path(self):
+        with pytest.raises(SplitError, match="which is no ResidualPath"):
+            DirectPath(["embed"])
+
+    def test_what_is_read_and_written_over(self):
+        class Late(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.write, self.readout = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+            def forward(self, x):
+                x = self.embed(x)
+                x += self.write(x)
+                return self.readout(x)
+
+        (problem,) = self.refused(DirectPath(ResidualPath(("embed", "write"))), Late)
+        assert "what write reads is written over" in problem
+
+    def test_a_top_that_writes_over_what_it_reads(self):
+        s = Split(
+            seeded(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True))).double(),
+            LinearHead(nn.Linear(6, 3).double()),
+        )
+        with pytest.raises(SplitError, match="what 1 reads is written over"):
+            DirectPath(ResidualPath(("0",), top="1"))(s, noise(5, 4), classes(5, count=3))
+
+    def test_numbers_that_are_none(self):
+        s = split(seeded(Residual).double())
+        with pytest.raises(NonFiniteError):
+            DirectPath(PATH)(s, noise(5, 4) * torch.nan, classes(5, count=3))
 
     def test_maps_without_a_generator(self):
         (problem,) = self.refused(DirectPath(PATH, feedback=MeanJacobian()))

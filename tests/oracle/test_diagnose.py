@@ -108,7 +108,7 @@ class TestWords:
     def test_a_budget_that_does_not(self):
         words = str(diagnose(*problem(), generator=generator(), K=K, draws=2, steps=1))
         assert "0.25 probes per trunk parameter: the trunk is under-determined" in words
-        assert "rho = 0.1 or 0.03" in words
+        assert "rho = 1, 0.3, 0.1 and 0.03" in words
         assert "FrozenTrunk()" in words
 
     def test_what_clipping_does_to_the_head(self, diagnosis):

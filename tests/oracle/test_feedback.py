@@ -1,5 +1,7 @@
 """The direct path against autograd: closed forms of norms and writers, where it is exact, and what its maps learn."""
 
+import copy
+
 import pytest
 import torch
 from _toolkit import classes, generator, noise, seeded
@@ -60,6 +62,19 @@ def test_norms_are_pulled_back_as_autograd_does(module, shape):
         torch.testing.assert_close(own[name], g)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("module", [nn.RMSNorm(16), nn.LayerNorm(16), nn.GroupNorm(2, 16)], ids=repr)
+@pytest.mark.parametrize("scale", [0.02, 300.0])
+def test_narrow_norms_are_as_exact_as_their_dtype(module, dtype, scale):
+    x, u = (scale * noise(8, 16, seed=3)).to(dtype), noise(8, 16, seed=4).to(dtype)
+    expected, expected_own = by_autograd(copy.deepcopy(module).float(), x.float(), u.float())
+    with torch.no_grad():
+        r, own = pull_back(copy.deepcopy(module).to(dtype), x, u)
+    assert (r.float() - expected).norm() < 0.02 * expected.norm()
+    for name, g in expected_own.items():
+        assert (own[name].float() - g).norm() < 0.02 * g.norm()
+
+
 @pytest.mark.parametrize(
     ("module", "a"),
     [
@@ -97,7 +112,7 @@ class Parallel(nn.Module):
         return self.norm(self.first(x) + self.place[: x.shape[1]] + self.second(torch.tanh(x)))
 
     def residual_path(self):
-        return ResidualPath(("first", "second"), norm="norm", added={"place": "first"})
+        return ResidualPath(("first", "second"), top="norm", added={"place": "first"})
 
 
 class Linear(nn.Module):
@@ -152,7 +167,7 @@ class Added(nn.Module):
 @pytest.mark.parametrize("shape", [(3, 6), (7, 6), (1, 6), (6,), (1, 3, 6), (1, 1, 6), (5, 3, 6), (5, 1, 6)])
 def test_parameters_that_are_added_are_summed_over_what_they_are_broadcast_along(shape):
     s, x, y = splits(lambda: Added(shape), 6), noise(5, 3, 4), classes(5, 3, count=3)
-    found = DirectPath(ResidualPath(("write",), norm="norm", added={"place": "write"}))(s, x, y).grads
+    found = DirectPath(ResidualPath(("write",), top="norm", added={"place": "write"}))(s, x, y).grads
     assert_same(found, Backprop()(s, x, y).grads, found)
 
 
@@ -316,6 +331,33 @@ class TestMeanJacobian:
         s.trunk.register_forward_hook(lambda *_: calls.append(1))
         DirectPath(feedback=MeanJacobian())(s, x, y, generator=generator())
         assert len(calls) == 1
+
+    def test_maps_mix_the_channels_of_images(self):
+        class Pixels(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.write, self.top = nn.Conv2d(3, 5, 1), nn.Conv2d(5, 5, 1), nn.Identity()
+
+            def forward(self, x):
+                x = self.embed(x)
+                return self.top(x + self.write(x)).flatten(1)
+
+        s = Split(seeded(Pixels).double(), LinearHead(seeded(lambda: nn.Linear(5 * 4 * 6, 3)).double()))
+        maps, draws = MeanJacobian(rate=0.3), generator()
+        estimator = DirectPath(ResidualPath(("embed", "write"), top="top"), feedback=maps)
+        for i in range(60):
+            x, y = noise(4, 3, 4, 6, seed=i), classes(4, count=3)
+            maps.learn(estimator(s, x, y, generator=draws).stats.lesson)
+        assert_same_closely(estimator(s, x, y, generator=draws).grads, Backprop()(s, x, y).grads)
+
+    def test_many_rows_of_a_narrow_dtype(self):
+        e = noise(40_000, 4).half()
+        maps = MeanJacobian(rate=0.3)
+        evidence = maps.evidence({"w": [e]}, 2 * e)
+        learned = maps.lesson(evidence, rows=40_000, noises=4)["w"]
+        torch.testing.assert_close(learned.double(), 0.3 * torch.eye(4, dtype=DOUBLE), rtol=0, atol=0.02)
+        maps.learn({"w": learned})
+        assert maps.at("w", e).dtype == torch.float16
 
     def test_goes_on_from_its_state(self):
         maps, again = MeanJacobian(), MeanJacobian()

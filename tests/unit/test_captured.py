@@ -134,6 +134,36 @@ class TestTheSameSteps:
             x, y = SETTING.given(0)
             assert_same(estimator(twin, x, y).grads, learner.estimator(learner.split, x, y).grads)
 
+    def test_a_replaced_buffer_is_read(self):
+        class Masked(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(5, 8)
+                self.register_buffer("mask", torch.ones(8))
+
+            def forward(self, x):
+                return self.inner(x) * self.mask
+
+        torch.manual_seed(0)
+        trunk = Masked()
+        split, x, y = Split(trunk, LinearHead(nn.Linear(8, 3))), torch.randn(6, 5), torch.arange(6) % 3
+        twin, estimator = compiled(split, splitfg.ActivityFG(K=2), aot_eager)
+        for mask in (torch.ones(8), torch.arange(8.0)):
+            trunk.mask = mask
+            expected = splitfg.ActivityFG(K=2)(split, x, y, generator=generator())
+            assert_same(estimator(twin, x, y, generator=generator()).grads, expected.grads)
+
+    def test_a_trunk_that_cannot_be_traced_is_run_as_it_is(self):
+        torch.manual_seed(0)
+        trunk = nn.Sequential(nn.Linear(5, 8), torch.compile(nn.Tanh(), backend="eager"))
+        split, x, y = Split(trunk, LinearHead(nn.Linear(8, 3))), torch.randn(6, 5), torch.arange(6) % 3
+        estimator = splitfg.ActivityFG(K=2, activities=splitfg.Activities(("0",)))
+        twin, fast = compiled(split, estimator, aot_eager)
+        expected = estimator(split, x, y, generator=generator())
+        with pytest.warns(UserWarning, match="cannot be traced"):
+            found = fast(twin, x, y, generator=generator())
+        assert_same(found.grads, expected.grads)
+
     def test_through_the_real_compiler(self):
         method = SplitFGMethod(K=2)
         eager = eager_learner(method)

@@ -1,5 +1,6 @@
 """The learner that ties estimate, clipping, schedule and optimizer together, and goes on where it stopped."""
 
+import copy
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from splitfg import (
     GradientLearner,
     Learner,
     RunningMagnitude,
+    SplitError,
     SplitFG,
     write_grads,
 )
@@ -112,6 +114,61 @@ class TestGradientLearner:
         assert set(seen) == set(twin.trunk_params())
         for n, m in seen.items():
             torch.testing.assert_close(m, 0.01 * estimate.grads[n].square())
+
+    def test_a_state_can_be_loaded_again(self):
+        """torch's optimizers go on in the tensors they are given."""
+        ours = learner(Adam(lr=0.1))
+        ours.step(self.x, self.y, generator=generator())
+        state = copy.deepcopy(ours.state_dict())
+        ends = []
+        for _ in range(2):
+            ours.load_state_dict(state)
+            ends.append([float(ours.step(self.x, self.y, generator=generator()).loss) for _ in range(3)])
+        assert ends[0] == ends[1]
+
+    def test_a_checkpoint_of_another_estimator_is_refused_before_anything_changes(self):
+        other, ours = learner(Adam()), learner(Adam(), conditioned=True)
+        before = copy.deepcopy(ours.state_dict()["model"])
+        other.step(self.x, self.y, generator=generator())
+        with pytest.raises(SplitError, match="the checkpoint has no magnitude"):
+            ours.load_state_dict(other.state_dict())
+        assert all(torch.equal(p, before[n]) for n, p in ours.state_dict()["model"].items())
+
+    def test_an_estimator_of_the_users_that_learns(self):
+        class Counting:
+            def __init__(self, name):
+                self.name, self.count = name, 0
+
+            def __call__(self, split, x, y, *, generator):
+                return SplitFG(1)(split, x, y, generator=generator)
+
+            def learned(self):
+                return {self.name: self}
+
+            def learn(self, split, estimate):
+                self.count += 1
+
+            def state_dict(self):
+                return {"count": self.count}
+
+            def load_state_dict(self, state):
+                self.count = state["count"]
+
+        s, counting = mlp_split(3, 4, 3), Counting("counter")
+        ours = GradientLearner(s, counting, Adam().build(s))
+        ours.step(self.x, self.y, generator=generator())
+        again = GradientLearner(s, Counting("counter"), Adam().build(s))
+        again.load_state_dict(ours.state_dict())
+        assert again.estimator.count == 1
+        with pytest.raises(SplitError, match="cannot be called 'model'"):
+            GradientLearner(s, Counting("model"), Adam().build(s))
+
+    def test_optimizers_that_would_move_nothing(self):
+        s, other = mlp_split(3, 4, 3), mlp_split(3, 4, 3)
+        with pytest.raises(SplitError, match=r"no parameters of split\.model"):
+            GradientLearner(s, SplitFG(1), torch.optim.Adam(other.model.parameters()))
+        with pytest.raises(SplitError, match=r"Adam\(\.\.\.\)\.build\(split\)"):
+            GradientLearner(s, SplitFG(1), Adam())
 
     def test_magnitude_covers_the_head_where_tangents_do(self):
         s = mlp_split(3, 4, 3)

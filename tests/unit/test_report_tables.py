@@ -247,6 +247,18 @@ class TestBest:
         view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)), best_in="column")
         assert best(view) == [(0, 1), (1, 0)]
 
+    def test_in_a_grid_of_settings_all_compete(self):
+        rows = [[Cell(p, "accuracy") for p in "abc"], [Cell(p, "accuracy") for p in "def"]]
+        view = grid(rows, *(run(p, v) for p, v in zip("abcdef", [1, 3, 2, 9, 8, 7], strict=True)), best_in="table")
+        assert best(view) == [(1, 0)]
+
+    def test_what_is_not_ranked_is_never_best(self):
+        view = grid(
+            [[Cell("a", "accuracy", ranked=False), Cell("b", "accuracy"), Cell("c", "accuracy")]],
+            *(run(p, v) for p, v in zip("abc", [9, 3, 2], strict=True)),
+        )
+        assert best(view) == [(0, 1)]
+
     def test_different_metrics_never_compete(self):
         metrics = {"nll": 1.0, "ppl": 3.0, "ms": 2.0}
         rows = [[Cell(p, m) for m in metrics] for p in "ab"]
@@ -332,7 +344,7 @@ class TestCosts:
         table = view_costs(groups(run("a", 1.0), run("b", 1.0)))
         assert table is not None
         assert "Where" not in table.columns
-        assert table.note == "All on cuda: NVIDIA H200, memory: GPU memory allocated."
+        assert table.note.startswith("All on cuda: NVIDIA H200, memory: GPU memory allocated. Times are")
 
     def test_what_was_not_measured_is_a_dash_and_a_zero_is_a_zero(self):
         table = view_costs(groups(run("a", 1.0, step_ms=None, jvps_per_step=0.0)))

@@ -42,8 +42,18 @@ def check_device(name: str) -> str:
     return name
 
 
+def check_results(folder: Path) -> Path:
+    """A folder of results as it is; the usual one may not be there yet."""
+    if folder != DEFAULT_RESULTS and not folder.is_dir():
+        raise UsageError(f"--results {folder}: there is no such folder")
+    return folder
+
+
 Runs = Annotated[Path, typer.Option("--runs", help="The folder of run folders.", envvar="SPLITFG_RUNS")]
 Results = Annotated[Path, typer.Option("--results", help="The folder of recorded results files.")]
+Recorded = Annotated[
+    Path, typer.Option("--results", help="The folder of recorded results files.", callback=check_results)
+]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process of its own.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=check_device)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

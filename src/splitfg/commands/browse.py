@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from splitfg.commands._listing import listing_console, name_grid
-from splitfg.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Results, Runs, complete_targets
+from splitfg.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Recorded, Runs, complete_targets
 from splitfg.commands._standing import Standing, standings
 from splitfg.commands._targets import find_presets
 from splitfg.experiments import EXPERIMENTS, Experiment, Preset
@@ -30,7 +30,7 @@ def ls(
         typer.Argument(metavar="[TARGET]...", help="Experiments or presets.", autocompletion=complete_targets),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
-    results: Results = DEFAULT_RESULTS,
+    results: Recorded = DEFAULT_RESULTS,
     as_json: Json = False,
 ) -> None:
     """List what can be run, and what is already done."""
@@ -47,7 +47,7 @@ def ls(
 def show(
     target: Annotated[str, typer.Argument(help="An experiment or a preset.", autocompletion=complete_targets)],
     runs: Runs = DEFAULT_RUNS,
-    results: Results = DEFAULT_RESULTS,
+    results: Recorded = DEFAULT_RESULTS,
 ) -> None:
     """Show a preset: its fields, what the paper says, what is done; or an experiment's protocol."""
     presets = find_presets([target])

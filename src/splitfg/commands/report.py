@@ -13,6 +13,7 @@ from splitfg.commands._errors import EXIT_FAILED, UsageError
 from splitfg.commands._options import (
     DEFAULT_RESULTS,
     DEFAULT_RUNS,
+    Recorded,
     Results,
     Runs,
     complete_runs,
@@ -29,7 +30,7 @@ def report(
         str | None, typer.Argument(help="Print only this one.", autocompletion=complete_targets)
     ] = None,
     runs: Runs = DEFAULT_RUNS,
-    results: Results = DEFAULT_RESULTS,
+    results: Recorded = DEFAULT_RESULTS,
     out: Annotated[Path, typer.Option(help="The folder to write report.html and report.md into.")] = Path("report"),
 ) -> None:
     """Print every table beside the paper's, and write them as one HTML page and as Markdown."""

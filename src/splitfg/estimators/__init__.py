@@ -7,7 +7,7 @@ from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
-from splitfg.estimators.protocol import Estimator, LearningEstimator
+from splitfg.estimators.protocol import Estimator, Learned, LearningEstimator
 from splitfg.estimators.split_fg import SplitFG
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "EvolutionStrategy",
     "ForwardGradient",
     "FrozenTrunk",
+    "Learned",
     "LearningEstimator",
     "Mean",
     "Projection",

@@ -97,7 +97,7 @@ def observe(trunk: nn.Module, run: Callable[[], Tensor], sites: Sites, draw: Dra
             if name == sites.top:
                 tops.append(a)
             if name in sites.read:
-                reads[name].append(a)
+                reads[name].append(a.detach())  # without its tangent
                 wrote[name].append(z.shape)
             if t is None or name not in sites.moved:
                 return None

@@ -13,12 +13,13 @@ from splitfg._split import Split
 from splitfg._validate import check_batch, check_loss, skip_checks
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
+from splitfg.estimators._examine import examine_activities
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
-from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted
+from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted, under
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
 
@@ -56,6 +57,7 @@ class ActivityFG:
         check_batch(split, x, y, generator, tangents=False)
         check_engine(self.engine, split)
         chosen = self._activities(split)
+        examine_activities(split, chosen, x)
         with torch.no_grad():
             names, head = chosen.names(split.trunk), HeadPass(split, y)
             top = () if chosen.top is None else (chosen.top,)
@@ -65,12 +67,12 @@ class ActivityFG:
             r, grads = head.u(0, seen.h, y), Params()
             if chosen.top is not None:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
-                grads = {f"{chosen.top}.{n}": g for n, g in own.items()}
+                grads = under(chosen.top, own)
             f = shifted(split.trunk, partial(split.trunk_function(x), {}), inputs, chosen.top)
             deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, generator)
             for name, a in inputs.items():
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
-                grads.update({f"{name}.{n}": g for n, g in own.items()})
+                grads.update(under(name, own))
             return self._assembled(split.named_trunk_grads(grads), scores, head)
 
     def _activities(self, split: Split) -> Activities:

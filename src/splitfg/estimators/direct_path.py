@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from splitfg._split import Split
 from splitfg._validate import check_batch, skip_checks
 from splitfg.errors import SplitError, refuse
+from splitfg.estimators._examine import examine_path
 from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
-from splitfg.feedback import Feedback, Identity, MeanJacobian
-from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, tapped
+from splitfg.feedback import Feedback, Identity, LearnedFeedback
+from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, tapped, under
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -38,8 +39,8 @@ class DirectPath:
     Args:
         path: Where the trunk writes; by default what its ``residual_path()`` says.
         feedback: How r becomes the gradient at a writer.
-        lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that nothing
-            is kept from the first; the estimate is the same.
+        lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that none
+            of that is kept from the first; the estimate is the same. Noise that maps learn from is kept all the same.
         micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
             other noise.
         look: How the trunk is run; a compiled step brings its own way.
@@ -52,26 +53,28 @@ class DirectPath:
     look: Look = field(default=look, repr=False)
 
     def __post_init__(self) -> None:
-        refuse(micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback))
+        found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
+        refuse(found if self.path is None else found + kind_problems("path", self.path, ResidualPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
-        if isinstance(self.feedback, MeanJacobian) and generator is None:
+        if isinstance(self.feedback, LearnedFeedback) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
         with torch.no_grad():
             head, trunk, lessons = HeadPass(split, y), Params(), _Lessons(self.feedback)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
+                examine_path(split, path, part_x)
                 seen = self.look(split, part_x, self._sites(path), generator)
-                _check_top(split, path, seen)
-                lessons.add(seen)
+                lessons.add(seen, path)
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
+                del seen  # before the next part is
             return self._assembled(split.named_trunk_grads(trunk), lessons.result(), head)
 
-    def learned(self) -> dict[str, MeanJacobian]:
+    def learned(self) -> dict[str, LearnedFeedback]:
         """The maps, if they are learned."""
-        return {"maps": self.feedback} if isinstance(self.feedback, MeanJacobian) else {}
+        return {"maps": self.feedback} if isinstance(self.feedback, LearnedFeedback) else {}
 
     def learn(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
         """Change them by the estimate's lesson."""
@@ -82,27 +85,31 @@ class DirectPath:
         path = self.path
         if path is None:
             if not isinstance(split.trunk, ResidualTrunk):
-                words = f"{type(split.trunk).__name__} does not say where it writes to its residual stream"
-                raise SplitError([f"{words}: give path=ResidualPath(...)"])
+                raise SplitError(
+                    ["the trunk does not say where it writes to its residual stream: give path=ResidualPath(...)"]
+                )
             path = split.trunk.residual_path()
         if not skip_checks():
             refuse(path.problems(split.trunk))
         return path
 
     def _sites(self, path: ResidualPath) -> Sites:
-        top = () if path.norm is None else (path.norm,)
-        moved = path.writers if isinstance(self.feedback, MeanJacobian) else ()
-        return Sites(top if self.lean else (*top, *path.writers), moved, path.norm)
+        top = () if path.top is None else (path.top,)
+        moved = path.writers if isinstance(self.feedback, LearnedFeedback) else ()
+        return Sites(top if self.lean else (*top, *path.writers), moved, path.top)
 
     def _part(self, split: Split, path: ResidualPath, seen: Seen, u: Tensor, x: Inputs) -> Params:
         """The trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
-        r, grads = (u, {}) if path.norm is None else _through_norm(trunk, path.norm, seen.reads[path.norm][0], u)
+        r, grads = (u, {}) if path.top is None else _through_norm(trunk, path.top, seen.reads[path.top][0], u)
+
+        def fed_back(writer: str) -> Tensor:
+            return path.features_back(self.feedback.at(writer, path.features_last(r)))
 
         def write(name: str, a: Tensor, shape: torch.Size) -> None:
             _check_write(name, shape, r)
-            own = layer_gradients(trunk.get_submodule(name), a, self.feedback.at(name, r))
-            grads.update(added(grads, {f"{name}.{n}": g for n, g in own.items()}))
+            own = layer_gradients(trunk.get_submodule(name), a, fed_back(name))
+            grads.update(added(grads, under(name, own)))
 
         if self.lean:
             with tapped(trunk, path.writers, lambda n, a, w: write(n, a, w.shape)):
@@ -111,7 +118,7 @@ class DirectPath:
             for name in path.writers:
                 for a, shape in zip(seen.reads.get(name, ()), seen.wrote.get(name, ()), strict=True):
                     write(name, a, shape)
-        beside = {p: _shared(self.feedback.at(w, r), trunk.get_parameter(p)) for p, w in path.added.items()}
+        beside = {p: _shared(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
     def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
@@ -125,15 +132,17 @@ class _Lessons:
     """Of the parts of a batch, for maps that learn."""
 
     def __init__(self, feedback: Feedback) -> None:
-        self._maps = feedback if isinstance(feedback, MeanJacobian) else None
+        self._maps = feedback if isinstance(feedback, LearnedFeedback) else None
         self._evidence, self._rows, self._noises = Params(), 0, 0
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: Seen, path: ResidualPath) -> None:
         if self._maps is None or seen.response is None:
             return
-        self._evidence = added(self._evidence, self._maps.evidence(seen.noise, seen.response))
-        self._rows += seen.response[..., 0].numel()
-        self._noises = sum(e.shape[-1] for calls in seen.noise.values() for e in calls)
+        response = path.features_last(seen.response)
+        noise = {name: [path.features_last(e) for e in calls] for name, calls in seen.noise.items()}
+        self._evidence = added(self._evidence, self._maps.evidence(noise, response))
+        self._rows += response[..., 0].numel()
+        self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
 
     def result(self) -> Params:
         """How the maps should change; nothing where nobody learns."""
@@ -142,22 +151,7 @@ class _Lessons:
 
 def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
-    return r, {f"{name}.{n}": g for n, g in own.items()}
-
-
-def _check_top(split: Split, path: ResidualPath, seen: Seen) -> None:
-    """Refuse a path whose last module does not give h, by the first batch that is seen."""
-    key = (path.norm, *split.training_flags())
-    if path.norm is None or skip_checks() or key in split.examined:
-        return
-    module = split.trunk.get_submodule(path.norm)
-    if path.norm not in seen.reads:
-        raise SplitError([f"{path.norm} is not called on the way to h: name what is"])
-    given = module(seen.reads[path.norm][0])
-    if given.numel() != seen.h.numel() or not torch.allclose(given.reshape(seen.h.shape), seen.h, rtol=1e-3, atol=1e-5):
-        words = f"h is not what {path.norm} gives, flattened or not"
-        raise SplitError([f"{words}: name the last module before h, or cut the trunk behind this one"])
-    split.examined.add(key)
+    return r, under(name, own)
 
 
 def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:

@@ -47,7 +47,7 @@ class Cell:
     """One measured number of a table: which preset, which metric of its report, and the paper's value.
 
     ``decimals`` overrides the table's digits after the point. With ``over``, the number is the ratio of the means of
-    this preset and that one.
+    this preset and that one. What is not ``ranked`` is told beside the results, and is better or worse than nothing.
     """
 
     preset: str
@@ -55,6 +55,7 @@ class Cell:
     paper: Paper | None = None
     decimals: int | None = None
     over: str | None = None
+    ranked: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Table:
 
     Attributes:
         better: Which way is better, for highlighting; ``None`` where neither is.
-        best_in: Whether the cells that compete stand in one row (methods side by side) or one column.
+        best_in: Whether the cells that compete stand in one row (methods side by side), one column, or the whole table
+            (a grid of settings).
         decimals: Digits after the point.
     """
 
@@ -101,7 +103,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     better: Literal["lower", "higher"] | None = None
-    best_in: Literal["row", "column"] = "column"
+    best_in: Literal["row", "column", "table"] = "column"
     decimals: int = 1
     note: str = ""
 

@@ -5,6 +5,6 @@ whatever else it does on the way. So r = dL/dx_L, which u gives in closed form, 
 along that path; a :class:`Feedback` predicts the whole gradient at a write from it.
 """
 
-from splitfg.feedback._maps import Feedback, Identity, MeanJacobian, RandomMaps
+from splitfg.feedback._maps import Feedback, Identity, LearnedFeedback, MeanJacobian, RandomMaps
 
-__all__ = ["Feedback", "Identity", "MeanJacobian", "RandomMaps"]
+__all__ = ["Feedback", "Identity", "LearnedFeedback", "MeanJacobian", "RandomMaps"]

@@ -13,7 +13,7 @@ from splitfg.types import Params
 
 
 class Feedback(ABC):
-    """Predicts dL/dw at every writer from r = dL/dx at the top of the stream, entry by entry of the stream."""
+    """Predicts dL/dw at every writer from r = dL/dx at the top of the stream, row by row; features are last."""
 
     @property
     def jvps(self) -> int:
@@ -55,7 +55,47 @@ class RandomMaps(Feedback):
         return r @ self._maps[writer].T
 
 
-class MeanJacobian(Feedback):
+class LearnedFeedback(Feedback):
+    """One that learns from noise on every writer, and how far it moves the top of the stream."""
+
+    @property
+    def jvps(self) -> int:
+        """One."""
+        return 1
+
+    @abstractmethod
+    def evidence(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
+        """What a pass shows, by writer; evidence of the parts of a batch adds up.
+
+        Args:
+            noise: e_i ``(..., d)``, one for every call of a writer.
+            response: dx ``(..., d)`` at the top.
+        """
+
+    @abstractmethod
+    def lesson(self, evidence: Params, *, rows: int, noises: int) -> Params:
+        """What should change, by writer.
+
+        Args:
+            evidence: Of the whole batch.
+            rows: Rows n of the whole batch.
+            noises: Noises a row D.
+        """
+
+    @abstractmethod
+    def learn(self, lesson: Mapping[str, Tensor]) -> None:
+        """Change by a lesson, in place: a captured step goes on in the same memory."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """What has been learned."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from :meth:`state_dict`."""
+
+
+class MeanJacobian(LearnedFeedback):
     """Learned maps: the mean Jacobian J_i = E[dx_L / dw_i] of the stream, found forward with one JVP a step.
 
     Unit noise e_i at all writers at once moves the top of the stream by dx ≈ Σ_i e_i J_i, row by row. With what the
@@ -75,34 +115,25 @@ class MeanJacobian(Feedback):
         self.rate = rate
         self._maps: Params = {}
 
-    @property
-    def jvps(self) -> int:
-        """One."""
-        return 1
-
     def at(self, writer: str, r: Tensor) -> Tensor:
         """R through the writer's mean Jacobian."""
-        return r @ self._map(writer, r).T
+        return r @ self._map(writer, r).to(r.dtype).T
 
     def evidence(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
-        """Σ over rows of e_iᵀ (dx - Σ_j e_j J_j), by writer; evidence of the parts of a batch adds up.
-
-        Args:
-            noise: e_i ``(..., d)``, one for every call of a writer.
-            response: dx ``(..., d)`` at the top.
-        """
-        expected = [e @ self._map(name, e) for name, calls in noise.items() for e in calls]
-        rows = (response - sum(expected, torch.zeros_like(response))).flatten(0, -2)
-        return {name: sum(e.flatten(0, -2).T @ rows for e in calls) for name, calls in noise.items()}  # type: ignore[misc]
+        """Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
+        rest = response
+        for name, calls in noise.items():
+            for e in calls:
+                rest = rest - e @ self._map(name, e).to(e.dtype)
+        rows, found = _wide(rest).flatten(0, -2), Params()
+        for name, calls in noise.items():
+            for e in calls:
+                own = _wide(e).flatten(0, -2).T @ rows
+                found[name] = found[name] + own if name in found else own
+        return found
 
     def lesson(self, evidence: Params, *, rows: int, noises: int) -> Params:
-        """How the maps should change.
-
-        Args:
-            evidence: Of the whole batch.
-            rows: Rows n of the whole batch.
-            noises: Noises a row D.
-        """
+        """The evidence by rate / (n + D)."""
         return {name: found * (self.rate / (rows + noises)) for name, found in evidence.items()}
 
     def learn(self, lesson: Mapping[str, Tensor]) -> None:
@@ -124,3 +155,8 @@ class MeanJacobian(Feedback):
         if self._maps[writer].device != like.device:  # a checkpoint is read to the CPU
             self._maps[writer] = self._maps[writer].to(like.device)
         return self._maps[writer]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least: sums over many rows do not fit a narrower dtype."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from splitfg.errors import refuse
 from splitfg.training import Constant, Schedule, clip_, write_grads
 from splitfg.types import Estimate
 
@@ -36,6 +38,7 @@ class Update:
         max_norm: float | None,
         apart: Collection[str] = (),
     ) -> None:
+        refuse(_optimizer_problems(module, optimizer))
         self.module, self.optimizer, self.max_norm, self.apart = module, optimizer, max_norm, apart
         self.schedule: Schedule = schedule if schedule is not None else Constant()
         self.steps = 0
@@ -83,5 +86,15 @@ class Update:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # torch goes on in the very tensors it is given: the state is the caller's to load again
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.steps = state["step"]
+
+
+def _optimizer_problems(module: nn.Module, optimizer: object) -> list[str]:
+    if not hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        return [f"the optimizer is {kind}, which holds no parameters: a recipe builds one, {kind}(...).build(split)"]
+    own = {id(p) for p in module.parameters()}
+    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    return [f"the optimizer holds {strange} tensors that are no parameters of split.model"] if strange else []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfg._split import Split, require_split
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, refuse
 from splitfg.estimators import Estimator, LearningEstimator, SplitFG
 from splitfg.learners._update import Update
 from splitfg.training import Schedule
@@ -53,6 +53,8 @@ class GradientLearner:
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction = split, estimator, prediction
         self.learned = estimator.learned() if isinstance(estimator, LearningEstimator) else {}
+        taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
+        refuse([f"what an estimator learns cannot be called {name!r}: a checkpoint has that already" for name in taken])
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
@@ -123,6 +125,8 @@ class GradientLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
+        missing = [name for name in self.learned if name not in state]
+        refuse([f"the checkpoint has no {name}: it was written with another estimator" for name in missing])
         self._update.load_state_dict(state)
         for name, part in self.learned.items():
             part.load_state_dict(state[name])

@@ -203,7 +203,7 @@ class GPT(nn.Module):
     def residual_path(self) -> ResidualPath:
         """The token table, every block's two writers, and the positions beside the tokens."""
         writers = [f"blocks.{i}.{name}" for i in range(self.config.layers) for name in ("attention.proj", "mlp.out")]
-        return ResidualPath(("token", *writers), norm="norm", added={"position": "token"})
+        return ResidualPath(("token", *writers), top="norm", added={"position": "token"})
 
     def _check(self, x: Tensor) -> None:
         """Refuse inputs that no lookup can read; ids beyond the table are the data pipeline's to refuse."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import conv
-from splitfg.sites import ResidualPath, layer_gradients, pull_back
+from splitfg.sites import ResidualPath, layer_gradients, pull_back, under
 from splitfg.types import Params
 
 GROUPS = 8
@@ -51,8 +51,7 @@ class ConvNorm(nn.Module):
         if self.activated:
             delta = delta * (self.norm(z) > 0)
         delta, norm = pull_back(self.norm, z, delta)
-        own = {f"conv.{name}": g for name, g in layer_gradients(self.conv, a, delta).items()}
-        return {**own, **{f"norm.{name}": g for name, g in norm.items()}}
+        return {**under("conv", layer_gradients(self.conv, a, delta)), **under("norm", norm)}
 
 
 class BasicBlock(nn.Module):
@@ -127,7 +126,7 @@ class FlatTrunk(nn.Module):
 
     def residual_path(self) -> ResidualPath:
         """The stem and the block's last ConvNorm write to the stream, whose top goes through ReLU to h."""
-        return ResidualPath(("stem", "block.second"), norm="block.activation")
+        return ResidualPath(("stem", "block.second"), top="block.activation")
 
 
 def resnet20(*, generator: torch.Generator) -> ResNet:

@@ -17,6 +17,7 @@ _QUANTITIES = {
     "steps": "Steps",
 }
 _COLUMNS = (*_QUANTITIES.values(), "Wall time", "Runs")
+_AS_IT_WAS = "Times are as each run had them, alone on its device or beside others: they compare no methods."
 _SEVERAL = "Where a run measured several methods, what each of them cost is in the tables."
 NOT_MEASURED = "–"
 
@@ -72,6 +73,7 @@ def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
 def _note(rows: Iterable[CostRow], runs: Iterable[RunRecord], places: Collection[str]) -> str:
     sentences = (
         f"All on {next(iter(places))}." if len(places) == 1 else "",
+        _AS_IT_WAS,
         f"{NOT_MEASURED}: not measured." if any(c.text == NOT_MEASURED for row in rows for c in row.cells) else "",
         _SEVERAL if any(measured_several(run.report) for run in runs) else "",
     )

@@ -236,10 +236,12 @@ def _verdict(ours: float, paper: float, table: Table, decimals: int) -> Verdict:
 
 
 def _compared_lines(table: Table) -> list[list[tuple[int, int]]]:
-    """The cells that compete with each other: those of one row or column, and within it only the same metric."""
+    """The cells that compete: those of one row or column, or all, and among them only the same metric."""
     lines: dict[tuple[int, str, str | None], list[tuple[int, int]]] = {}
     for i, j, cell in _cells(table):
-        lines.setdefault((i if table.best_in == "row" else j, cell.metric, cell.over), []).append((i, j))
+        line = {"row": i, "column": j, "table": 0}[table.best_in]
+        if cell.ranked:
+            lines.setdefault((line, cell.metric, cell.over), []).append((i, j))
     return list(lines.values())
 
 

@@ -1,7 +1,7 @@
 """Places inside a trunk: looking at what its modules read and write there, and closed forms around them."""
 
 from splitfg.sites._activities import Activities, ActivityTrunk
-from splitfg.sites._layers import LocalLayer, layer_gradients
+from splitfg.sites._layers import LocalLayer, layer_gradients, under
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, pull_back
 from splitfg.sites._taps import shifted, tapped
@@ -17,4 +17,5 @@ __all__ = [
     "pull_back",
     "shifted",
     "tapped",
+    "under",
 ]

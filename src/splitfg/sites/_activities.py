@@ -70,8 +70,8 @@ class Activities:
         known = [trunk.get_submodule(name) for name in (*names, *([] if self.top is None else [self.top]))]
         covered = {id(p) for module in known for p in module.parameters(recurse=isinstance(module, LocalLayer))}
         return [
-            f"{name} belongs to no layer that knows its own gradient: freeze it, or choose layers with"
-            " Activities(layers=...)"
+            f"{name} belongs to no layer that knows its own gradient: freeze it, choose layers with"
+            " Activities(layers=...), or make it a layer's (positions: an nn.Embedding read at ids of shape (B, T))"
             for name, p in trunk.named_parameters()
             if p.requires_grad and id(p) not in covered
         ]
@@ -80,7 +80,10 @@ class Activities:
 def _outermost(modules: Mapping[str, nn.Module]) -> list[str]:
     """Layers that know their own gradient and are no part of another such layer."""
     known = [name for name, module in modules.items() if has_layer_gradients(module)]
-    return [name for name in known if not any(name.startswith(f"{other}.") for other in known)]
+    inside = {
+        name for name in known for other in known if name != other and (not other or name.startswith(f"{other}."))
+    }
+    return [name for name in known if name not in inside]
 
 
 @runtime_checkable

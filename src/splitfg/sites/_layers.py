@@ -56,6 +56,11 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
     return affine_gradients(module, a, delta)
 
 
+def under(name: str, own: Params) -> Params:
+    """A module's gradients by the names its owner knows them by."""
+    return {f"{name}.{parameter}" if name else parameter: g for parameter, g in own.items()}
+
+
 def _conv_weight(module: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
     geometry = (module.stride, module.padding, module.dilation, module.groups)
     weight: Tensor = conv2d_weight(a, module.weight.shape, delta, *geometry)

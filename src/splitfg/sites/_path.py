@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
+from splitfg.errors import refuse
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 
@@ -16,29 +18,53 @@ from splitfg.sites._pullback import has_pull_back
 class ResidualPath:
     """The residual stream of a trunk: who adds to it, and what stands between its top and h.
 
-    x_0 = w_0,  x_{i+1} = x_i + w_{i+1},  h = norm(x_L).
+    x_0 = w_0,  x_{i+1} = x_i + w_{i+1},  h = top(x_L).
 
     Names are those of the trunk's modules and parameters.
 
     Attributes:
         writers: Modules whose outputs w_i are added to the stream as they are (``nn.Linear``, ``nn.Embedding``,
             ``nn.Conv2d``, or a ``LocalLayer`` of yours), in the order in which they write.
-        norm: The module that maps the top of the stream to h, flattened or not: a norm, or ``nn.ReLU``; ``None`` where
-            the top is h.
+        top: The module that reads the top of the stream and gives h, flattened or not: a norm, or ``nn.ReLU``;
+            ``None`` where the top is h.
         added: Parameters that are added to the stream themselves, each with the writer it is added beside. One with
             more rows than the stream is read from its first.
+        features: The dimension of the stream that holds features, which maps mix; ``None`` for the channels of images
+            (dimension 1 of 4) and the last of anything else.
+        strict: Refuse a batch on which the writes do not add up to the top. A stream that is scaled or bent on its way
+            (by ReLU after every block, say) can be trained along all the same.
     """
 
     writers: tuple[str, ...]
-    norm: str | None = None
+    top: str | None = None
     added: Mapping[str, str] = field(default_factory=dict)
+    features: int | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        given: object = self.writers
+        refuse([f"writers is {given!r}: give a tuple of names, ({given!r},)"] if isinstance(given, str) else [])
+        object.__setattr__(self, "writers", tuple(self.writers))
+
+    def features_last(self, stream: Tensor) -> Tensor:
+        """A tensor with the stream's dimensions, its features moved to the end."""
+        return stream.movedim(self._features(stream), -1)
+
+    def features_back(self, moved: Tensor) -> Tensor:
+        """The inverse of :meth:`features_last`."""
+        return moved.movedim(-1, self._features(moved))
+
+    def _features(self, stream: Tensor) -> int:
+        return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)
 
     def problems(self, trunk: nn.Module) -> list[str]:
         """What of it does not fit a trunk."""
         modules, params = dict(trunk.named_modules()), dict(trunk.named_parameters())
-        wanted = [*self.writers, *([] if self.norm is None else [self.norm])]
+        wanted = [*self.writers, *([] if self.top is None else [self.top])]
         found = [f"the path names {name!r}, which is no module of the trunk" for name in wanted if name not in modules]
         found += [f"the path names {p!r}, which is no parameter of the trunk" for p in self.added if p not in params]
+        twice = [name for name, count in Counter(wanted).items() if count > 1]
+        found += [f"the path names {name!r} twice: a writer once, and the top not among them" for name in twice]
         found += [
             f"{parameter} is added beside {writer!r}, which is no writer of the path"
             for parameter, writer in self.added.items()
@@ -49,11 +75,11 @@ class ResidualPath:
                 kind = type(modules[name]).__name__
                 found.append(
                     f"{name} ({kind}) cannot be trained by what it writes: name an nn.Linear, nn.Embedding or"
-                    " nn.Conv2d whose output is added to the stream"
+                    " nn.Conv2d (and no subclass) whose output is added to the stream"
                 )
-        if self.norm in modules and not has_pull_back(modules[self.norm]):
+        if self.top in modules and not has_pull_back(modules[self.top]):
             found.append(
-                f"there is no closed form for {self.norm} ({type(modules[self.norm]).__name__}): end the trunk"
+                f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): end the trunk"
                 " with nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.ReLU or nn.Identity"
             )
         return found if self.writers else ["the path has no writer", *found]

@@ -48,26 +48,33 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     if isinstance(module, ClosedForm):
         return module.pull_back(x, u)
     u = u.reshape(x.shape)
+    narrow, x, u = x.dtype, _wide(x), _wide(u)
     if isinstance(module, nn.ReLU):
-        return u * (x > 0), {}
+        return (u * (x > 0)).to(narrow), {}
     if not is_norm(module):
-        return u, {}
+        return u.to(narrow), {}
     normed, scale = _standardised(module, x)
     g = _grouped(module, u * _gain(module, u))
     r = g - normed * (g * normed).mean(_over(module), keepdim=True)
     if not isinstance(module, nn.RMSNorm):
         r = r - g.mean(_over(module), keepdim=True)
-    return (scale * r).view(x.shape), affine_gradients(module, x, u)
+    return (scale * r).view(x.shape).to(narrow), affine_gradients(module, x, u)
 
 
 def affine_gradients(module: nn.Module, x: Tensor, u: Tensor) -> Params:
     """Of a norm: dL/dγ = Σ u ⊙ x̂ and dL/dβ = Σ u, of those there are."""
     found = {}
+    x, u = _wide(x), _wide(u)
     over = (0, *range(2, x.ndim)) if isinstance(module, nn.GroupNorm) else tuple(range(x.ndim + _over(module)[0]))
-    for name, _ in module.named_parameters():
+    for name, p in module.named_parameters():
         summed = u * _standardised(module, x)[0].view(x.shape) if name == "weight" else u
-        found[name] = summed.sum(over)
+        found[name] = summed.sum(over).to(p.dtype)
     return found
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least, as torch's own norms compute."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _over(module: nn.Module) -> tuple[int, ...]:

@@ -15,9 +15,16 @@ Tap: TypeAlias = Callable[[str, Tensor, Tensor], Tensor | None]
 
 
 @contextmanager
-def tapped(trunk: nn.Module, names: Iterable[str], tap: Tap) -> Iterator[None]:
-    """While this lasts, ``tap`` sees every call of the named modules."""
-    handles = [trunk.get_submodule(name).register_forward_hook(_hook(name, tap)) for name in names]
+def tapped(
+    trunk: nn.Module, names: Iterable[str], tap: Tap, *, before: Callable[[str, Tensor], None] | None = None
+) -> Iterator[None]:
+    """While this lasts, ``tap`` sees every call of the named modules, and ``before`` what is about to be read."""
+    handles = []
+    for name in names:
+        module = trunk.get_submodule(name)
+        handles.append(module.register_forward_hook(_hook(name, tap), with_kwargs=True))
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(_pre_hook(name, before), with_kwargs=True))
     try:
         yield
     finally:
@@ -53,8 +60,20 @@ def shifted(
     return f
 
 
-def _hook(name: str, tap: Tap) -> Callable[[nn.Module, Any, Any], Any]:
-    def hook(_module: nn.Module, inputs: Any, output: Any) -> Any:
-        return tap(name, inputs[0], output)
+def _hook(name: str, tap: Tap) -> Callable[..., Any]:
+    def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return tap(name, _first(args, kwargs), output)
 
     return hook
+
+
+def _pre_hook(name: str, before: Callable[[str, Tensor], None]) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        before(name, _first(args, kwargs))
+
+    return hook
+
+
+def _first(args: Any, kwargs: Any) -> Any:
+    """What a module reads, however it is handed over."""
+    return args[0] if args else next(iter(kwargs.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from splitfg._split import Split
-from splitfg.estimators._look import Seen, Sites, observe
+from splitfg.estimators._look import Seen, Sites, look, observe
 from splitfg.types import Inputs, Params
 
 
@@ -22,7 +23,8 @@ class CompiledLook:
 
     A compiler does not follow taps that are put on modules and taken off again. So the pass is first traced to the
     operators it comes down to, once for every shape of inputs; taps are none of them. Parameters, inputs and noise are
-    arguments of what is compiled.
+    arguments of what is compiled; whatever else the trunk's code asks, numbers it holds for example, stays as it was.
+    A trunk that cannot be traced is run as it is.
 
     Args:
         compile_: What compiles a function.
@@ -30,17 +32,29 @@ class CompiledLook:
 
     def __init__(self, compile_: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._compile = compile_
-        self._passes: dict[Hashable, _Pass] = {}
+        self._passes: dict[Hashable, tuple[_Pass | None, tuple[Tensor, ...]]] = {}
 
     def __call__(self, split: Split, x: Inputs, sites: Sites, generator: torch.Generator | None) -> Seen:
         """What there is to see; noise is the same as without compiling."""
         leaves, structure = pytree.tree_flatten(x)
         facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        key = (split.training_flags(), sites, structure, facts)
+        params, held = split.all_trunk_params(), tuple(split.trunk.buffers())
+        dtypes = tuple(p.dtype for p in params.values())
+        key = (split.training_flags(), sites, structure, facts, dtypes, tuple(map(id, held)))
         if key not in self._passes:
-            self._passes[key] = _trace(split, x, sites, self._compile)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        return self._passes[key](split.all_trunk_params(), tensors, generator)
+            self._passes[key] = self._traced(split, x, sites), held
+        traced, _ = self._passes[key]
+        if traced is None:
+            return look(split, x, sites, generator)
+        return traced(params, [leaf for leaf in leaves if isinstance(leaf, Tensor)], generator)
+
+    def _traced(self, split: Split, x: Inputs, sites: Sites) -> _Pass | None:
+        try:
+            return _trace(split, x, sites, self._compile)
+        except RuntimeError as error:
+            words = "the trunk cannot be traced for compiling, and is run as it is"
+            warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
+            return None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from splitfg.experiments.language._presets import (
     BACKPROP_OPTIMIZERS,
     BACKPROP_RATES,
@@ -86,11 +88,16 @@ def _factor(preset: str, over: str, paper: float | None, *, decimals: int = 1) -
 
 
 def _moved(preset: str) -> Cell:
-    return Cell(preset, "trunk_moved", decimals=2)
+    return Cell(preset, "trunk_moved", decimals=2, ranked=False)
 
 
 def _table(key: str, title: str, columns: tuple[str, ...], rows: list[Row], note: str = "") -> Table:
     return Table(key, title, columns, tuple(rows), better="lower", note=f"{note} {CORPUS}".strip())
+
+
+def _grid(key: str, title: str, columns: tuple[str, ...], rows: list[Row], note: str = "") -> Table:
+    """A table whose cells are settings of one thing."""
+    return replace(_table(key, title, columns, rows, note), best_in="table")
 
 
 def tables() -> tuple[Table, ...]:
@@ -134,7 +141,7 @@ def tables() -> tuple[Table, ...]:
             ("Val. PPL", "Val. NLL", "10% budget"),
             [_k_row(K) for K in PAPER_TANGENTS],
         ),
-        _table(
+        _grid(
             "language-k-tuned",
             "Tangent count K with a tuned rho, 10% budget",
             tuple(f"rho = {rho:g}" for rho in TUNED_RHOS),
@@ -198,7 +205,7 @@ def tables() -> tuple[Table, ...]:
             ("Val. PPL",),
             [Row(f"{lr:g}", (_ppl(pure_fg(lr), _PURE_PAPER[lr]),)) for lr in PURE_FG_RATES],
         ),
-        _table(
+        _grid(
             "language-backprop",
             "Backprop: optimizer, learning rate and trunk step scale, 10% budget",
             tuple(f"rho = {rho:g}" for rho in BACKPROP_RHOS),

@@ -1,0 +1,133 @@
+"""Whether what a path or activities say of a trunk is what happens in it, seen by a batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg._split import Split
+from splitfg._validate import skip_checks
+from splitfg.errors import refuse
+from splitfg.sites import Activities, ResidualPath, tapped
+from splitfg.types import Inputs
+
+# Relative; what adding up in another order makes of it, and no more.
+_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
+_NARROW_ROUNDING = 0.05
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of a trunk: what the named modules wrote, those whose input was written over, what the top read."""
+
+    h: Tensor
+    writes: Mapping[str, Sequence[Tensor]]
+    spoilt: Sequence[str]
+    top: Tensor
+    given: Tensor
+
+
+def examine_path(split: Split, path: ResidualPath, x: Inputs) -> None:
+    """Refuse a path that is not what happens, by the first batch of a split and after a change of training flags.
+
+    Raises:
+        SplitError: Somebody is not called, writes do not add up to the top, or the top's module does not give h.
+    """
+    names = path.writers if path.top is None else (*path.writers, path.top)
+    key = (names, path.top, tuple(path.added), path.strict)
+    _once(split, key, lambda: _problems(split, names, path.top, x, lambda seen: _stream_problems(split, path, seen)))
+
+
+def examine_activities(split: Split, chosen: Activities, x: Inputs) -> None:
+    """The same of activities; layers that are not called are left alone."""
+    names = (*chosen.names(split.trunk), *(() if chosen.top is None else (chosen.top,)))
+    _once(split, (names, chosen.top), lambda: _problems(split, names, chosen.top, x, lambda _: []))
+
+
+def _once(split: Split, key: Hashable, problems: Callable[[], list[str]]) -> None:
+    key = (key, split.training_flags())
+    if not skip_checks() and key not in split.examined:
+        refuse(problems())
+        split.examined.add(key)
+
+
+def _problems(
+    split: Split, names: Sequence[str], top: str | None, x: Inputs, further: Callable[[_Pass], list[str]]
+) -> list[str]:
+    seen = _passed(split, names, top, x)
+    if isinstance(seen, list):
+        return seen
+    if not seen.h.isfinite().all():
+        return []  # said better elsewhere
+    found = [
+        f"what {name} reads is written over before the pass ends: take inplace=True and += out of what follows"
+        for name in seen.spoilt
+    ]
+    if seen.given.numel() != seen.h.numel() or not _close(seen.given.reshape(seen.h.shape), seen.h):
+        words = f"h is not what {top} gives, flattened or not"
+        found.append(f"{words}: cut the network before it, with split(model, at={top!r}), and name no top")
+    return found or further(seen)
+
+
+def _passed(split: Split, names: Sequence[str], top: str | None, x: Inputs) -> _Pass | list[str]:
+    writes: dict[str, list[Tensor]] = defaultdict(list)
+    reads: list[tuple[str, Tensor, int]] = []
+    tops: list[tuple[Tensor, Tensor]] = []
+
+    def tap(name: str, a: Tensor, z: Tensor) -> None:
+        # what comes after may write into the same memory
+        if name == top:
+            tops.append((a.clone(), z.clone()))
+        else:
+            writes[name].append(z.clone())
+
+    with tapped(split.trunk, names, tap, before=lambda name, a: reads.append((name, a, a._version))):
+        h = split.h(x)
+    if top is not None and len(tops) != 1:
+        how = f"called {len(tops)} times" if tops else "not called"
+        return [f"{top} is {how} on the way to h: name the one module that reads the top and gives h"]
+    spoilt = [name for name, a, version in reads if a._version != version]
+    return _Pass(h, writes, list(dict.fromkeys(spoilt)), *(tops[0] if tops else (h, h)))
+
+
+def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]:
+    found = [
+        f"{name} is not called on the way to h: name what is (nn.MultiheadAttention, for one, does not call its"
+        " projection: write attention with an nn.Linear of its own)"
+        for name in path.writers
+        if name not in seen.writes
+    ]
+    writes = [(name, z) for name, calls in seen.writes.items() for z in calls]
+    found += [
+        f"{name} writes {tuple(z.shape)}, and the stream is {tuple(seen.top.shape)}: name modules whose outputs are"
+        " added to the stream as they are"
+        for name, z in writes
+        if z.shape != seen.top.shape
+    ]
+    if found or not path.strict or _close(_total(split, path, (z for _, z in writes), seen.top), seen.top):
+        return found
+    return [
+        "what the writers write does not add up to the top of the stream: name everything that is added to it, and"
+        " nothing else; where the stream is scaled or bent on its way, ResidualPath(..., strict=False) takes the path"
+        " as an approximation"
+    ]
+
+
+def _total(split: Split, path: ResidualPath, writes: Iterable[Tensor], stream: Tensor) -> Tensor:
+    total = sum(writes, torch.zeros_like(stream))
+    for name in path.added:
+        read = split.trunk.get_parameter(name).detach()
+        for dim in range(1, read.ndim + 1):  # its first rows, where it has more than the stream
+            if read.shape[-dim] > stream.shape[-dim]:
+                read = read.narrow(read.ndim - dim, 0, stream.shape[-dim])
+        total = total + read
+    return total
+
+
+def _close(found: Tensor, expected: Tensor) -> bool:
+    allowed = _ROUNDING.get(expected.dtype, _NARROW_ROUNDING)
+    return bool((found - expected).double().norm() <= allowed * expected.double().norm())
