@@ -303,6 +303,10 @@ class TestRefusals:
         (problem,) = self.refused(DirectPath(ResidualPath(names, top="norm")))
         assert "twice" in problem
 
+    def test_a_parameter_that_does_not_fit_the_stream(self):
+        (problem,) = self.refused(DirectPath(ResidualPath(PATH.writers, top="norm", added={"embed.weight": "embed"})))
+        assert "embed.weight cannot be added" in problem
+
     def test_a_string_for_a_tuple(self):
         with pytest.raises(SplitError, match=r"\('embed',\)"):
             ResidualPath("embed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,8 +108,18 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
         for name, z in writes
         if z.shape != seen.top.shape
     ]
-    if found or not path.strict or _close(_total(split, path, (z for _, z in writes), seen.top), seen.top):
+    beside = {name: _read(split.trunk.get_parameter(name), seen.top) for name in path.added}
+    found += [
+        f"{name} cannot be added to the stream, which is {tuple(seen.top.shape)}: name only what is, as it is"
+        for name, read in beside.items()
+        if read is None
+    ]
+    if found or not path.strict:
         return found
+    parts = [*(z for _, z in writes), *(read for read in beside.values() if read is not None)]
+    total = sum(parts, torch.zeros_like(seen.top))
+    if _close(total, seen.top):
+        return []
     return [
         "what the writers write does not add up to the top of the stream: name everything that is added to it, and"
         " nothing else; where the stream is scaled or bent on its way, ResidualPath(..., strict=False) takes the path"
@@ -117,15 +127,16 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
     ]
 
 
-def _total(split: Split, path: ResidualPath, writes: Iterable[Tensor], stream: Tensor) -> Tensor:
-    total = sum(writes, torch.zeros_like(stream))
-    for name in path.added:
-        read = split.trunk.get_parameter(name).detach()
-        for dim in range(1, read.ndim + 1):  # its first rows, where it has more than the stream
-            if read.shape[-dim] > stream.shape[-dim]:
-                read = read.narrow(read.ndim - dim, 0, stream.shape[-dim])
-        total = total + read
-    return total
+def _read(parameter: Tensor, stream: Tensor) -> Tensor | None:
+    """What of a parameter is added to a stream: its first rows, where it has more; ``None`` if it does not fit."""
+    read = parameter.detach()
+    if read.ndim > stream.ndim:
+        return None
+    for dim in range(1, read.ndim + 1):
+        if read.shape[-dim] > stream.shape[-dim]:
+            read = read.narrow(read.ndim - dim, 0, stream.shape[-dim])
+    fits = all(rows in (1, stream.shape[-1 - i]) for i, rows in enumerate(reversed(read.shape)))
+    return read if fits else None
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:

@@ -101,7 +101,7 @@ class DirectPath:
     def _part(self, split: Split, path: ResidualPath, seen: Seen, u: Tensor, x: Inputs) -> Params:
         """The trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
-        r, grads = (u, {}) if path.top is None else _through_norm(trunk, path.top, seen.reads[path.top][0], u)
+        r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
 
         def fed_back(writer: str) -> Tensor:
             return path.features_back(self.feedback.at(writer, path.features_last(r)))
@@ -149,7 +149,7 @@ class _Lessons:
         return {} if self._maps is None else self._maps.lesson(self._evidence, rows=self._rows, noises=self._noises)
 
 
-def _through_norm(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
+def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
     return r, under(name, own)
 
