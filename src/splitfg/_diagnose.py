@@ -93,8 +93,8 @@ class Diagnosis:
         if self.head_lost > _WORTH_A_WORD:
             words.append(
                 f"Clipping trunk and head jointly at 1 divides the head's exact gradient by {self.joint_norm:,.0f},"
-                f" most of it the trunk's noise: {self.head_lost:.0%} of its entries fall below Adam's eps of 1e-8, and"
-                " their steps shrink with the noise. Clip them apart (clip_apart=True), or tune eps."
+                f" most of it the trunk's noise: {self.head_lost:.0%} of its entries fall below Adam's eps of 1e-8, so"
+                " that the noise sets their steps. Compare with clip_apart=True, and with another eps."
             )
         return words
 

@@ -115,7 +115,7 @@ def _worded(message: str) -> str:
     operator = re.search(r"forward AD with (\S+) that does not support it", message)
     if operator is None:
         return f"cannot be differentiated forward ({message.splitlines()[0]})"
-    advice = "write it with operators that have one, or use CentralDifference() as engine"
+    advice = "write it with operators that have one, or use CentralDifference() where the estimator takes an engine"
     if "attention" in operator[1]:
         advice = f"{_MATH}, or write attention as matmul and softmax"
     return f"the operator {operator[1]} has no forward-mode rule: {advice}"

@@ -35,11 +35,16 @@ def examine_path(split: Split, path: ResidualPath, x: Inputs) -> None:
     """Refuse a path that is not what happens, by the first batch of a split and after a change of training flags.
 
     Raises:
-        SplitError: Somebody is not called, writes do not add up to the top, or the top's module does not give h.
+        SplitError: It names what is not there or not called, writes do not add up to the top, or the top's module does
+            not give h.
     """
     names = path.writers if path.top is None else (*path.writers, path.top)
-    key = (names, path.top, tuple(path.added), path.strict)
-    _once(split, key, lambda: _problems(split, names, path.top, x, lambda seen: _stream_problems(split, path, seen)))
+
+    def problems() -> list[str]:
+        found = path.problems(split.trunk)
+        return found or _problems(split, names, path.top, x, lambda seen: _stream_problems(split, path, seen))
+
+    _once(split, (names, path.top, tuple(path.added.items()), path.strict), problems)
 
 
 def examine_activities(split: Split, chosen: Activities, x: Inputs) -> None:

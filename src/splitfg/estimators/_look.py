@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
-from splitfg._operators import explain
 from splitfg._split import Split
 from splitfg._validate import skip_checks
+from splitfg.estimators._push import explained
 from splitfg.sites import tapped
 from splitfg.types import Inputs
 
@@ -72,13 +72,11 @@ def look(split: Split, x: Inputs, sites: Sites, generator: torch.Generator | Non
     def draw(_: str, like: Tensor) -> Tensor:
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
-    try:
-        return observe(split.trunk, partial(split.trunk_function(x), {}), sites, draw)
-    except (NotImplementedError, RuntimeError) as error:
-        problem = explain(error, split, x) if sites.moved and not skip_checks() else None
-        if problem is None:
-            raise
-        raise problem from error
+    run = partial(split.trunk_function(x), {})
+    if skip_checks() or not sites.moved:
+        return observe(split.trunk, run, sites, draw)
+    with explained(split, x):
+        return observe(split.trunk, run, sites, draw)
 
 
 def observe(trunk: nn.Module, run: Callable[[], Tensor], sites: Sites, draw: Draw) -> Seen:

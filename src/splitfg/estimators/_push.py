@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from splitfg._black_box import BlackBoxTrunk
@@ -19,8 +22,15 @@ def push(
     """F and its directional derivatives; a missing forward-mode rule is explained by operator and module."""
     if skip_checks():
         return engine(f, params, tangents)
-    try:
+    with explained(split, x):
         return engine(f, params, tangents)
+
+
+@contextmanager
+def explained(split: Split, x: Inputs) -> Iterator[None]:
+    """Words for a forward-mode pass of the trunk that fails in here."""
+    try:
+        yield
     except (NotImplementedError, RuntimeError) as error:
         problem = explain(error, split, x)
         if problem is None:

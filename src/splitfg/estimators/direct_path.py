@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitfg._split import Split
-from splitfg._validate import check_batch, skip_checks
+from splitfg._validate import check_batch
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._examine import examine_path
 from splitfg.estimators._grads import added, norm
@@ -82,16 +82,12 @@ class DirectPath:
             maps.learn(estimate.stats.lesson)
 
     def _path(self, split: Split) -> ResidualPath:
-        path = self.path
-        if path is None:
-            if not isinstance(split.trunk, ResidualTrunk):
-                raise SplitError(
-                    ["the trunk does not say where it writes to its residual stream: give path=ResidualPath(...)"]
-                )
-            path = split.trunk.residual_path()
-        if not skip_checks():
-            refuse(path.problems(split.trunk))
-        return path
+        if self.path is not None:
+            return self.path
+        if not isinstance(split.trunk, ResidualTrunk):
+            words = "the trunk does not say where it writes to its residual stream"
+            raise SplitError([f"{words}: give path=ResidualPath(...)"])
+        return split.trunk.residual_path()
 
     def _sites(self, path: ResidualPath) -> Sites:
         top = () if path.top is None else (path.top,)
@@ -106,18 +102,17 @@ class DirectPath:
         def fed_back(writer: str) -> Tensor:
             return path.features_back(self.feedback.at(writer, path.features_last(r)))
 
-        def write(name: str, a: Tensor, shape: torch.Size) -> None:
-            _check_write(name, shape, r)
+        def write(name: str, a: Tensor) -> None:
             own = layer_gradients(trunk.get_submodule(name), a, fed_back(name))
             grads.update(added(grads, under(name, own)))
 
         if self.lean:
-            with tapped(trunk, path.writers, lambda n, a, w: write(n, a, w.shape)):
+            with tapped(trunk, path.writers, lambda name, a, _: write(name, a)):
                 split.h(x)
         else:
             for name in path.writers:
-                for a, shape in zip(seen.reads.get(name, ()), seen.wrote.get(name, ()), strict=True):
-                    write(name, a, shape)
+                for a in seen.reads.get(name, ()):
+                    write(name, a)
         beside = {p: _shared(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
@@ -152,12 +147,6 @@ class _Lessons:
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
     return r, under(name, own)
-
-
-def _check_write(name: str, shape: torch.Size, r: Tensor) -> None:
-    if shape != r.shape:
-        words = f"{name} writes {tuple(shape)}, and the stream is {tuple(r.shape)}"
-        raise SplitError([f"{words}: name modules whose outputs are added to the stream as they are"])
 
 
 def _shared(delta: Tensor, parameter: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes import MethodRecipe, OptimizerRecipe
 from splitfg.runs import RunContext, fit
 from splitfg.runs.loop import Batches, Evaluate
-from splitfg.training._compiled import Compile, whole
+from splitfg.training._compiled import whole
+from splitfg.training._compiled_look import Compile
 from splitfg.types import Learner, Params
 
 _LINES = 500

@@ -14,7 +14,8 @@ from splitfg.errors import SplitError
 from splitfg.estimators._grads import norm
 from splitfg.learners.gradient import GradientLearner
 from splitfg.training._capture import DeviceRates, Replay, stream_aside
-from splitfg.training._compiled import Compile, compiled, whole
+from splitfg.training._compiled import compiled, whole
+from splitfg.training._compiled_look import Compile
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 # How far a compiled gradient may be from the eager one, relative to its norm: rounding, TF32 included, and no more.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,8 @@ from splitfg.engines import ForwardMode
 from splitfg.estimators import ActivityFG, CheckpointedBackprop, DirectPath, Estimator, ForwardGradient, SplitFG
 from splitfg.heads import LinearHead, OutputLoss
 from splitfg.heads._losses import Facts, Spikes
-from splitfg.training._compiled_look import CompiledLook
+from splitfg.training._compiled_look import Compile, CompiledLook
 from splitfg.types import Engine, Params, TrunkFunction
-
-Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""From a function to its compiled twin."""
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch.utils import _pytree as pytree
 from splitfg._split import Split
 from splitfg.estimators._look import Seen, Sites, look, observe
 from splitfg.types import Inputs, Params
+
+Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a function to its compiled twin."""
 
 
 class CompiledLook:
@@ -30,7 +33,7 @@ class CompiledLook:
         compile_: What compiles a function.
     """
 
-    def __init__(self, compile_: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, compile_: Compile) -> None:
         self._compile = compile_
         self._passes: dict[Hashable, tuple[_Pass | None, tuple[Tensor, ...]]] = {}
 
@@ -75,9 +78,7 @@ class _Pass:
         return Seen(h, reads, self.wrote, noise, response)
 
 
-def _trace(
-    split: Split, x: Inputs, sites: Sites, compile_: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> _Pass:
+def _trace(split: Split, x: Inputs, sites: Sites, compile_: Compile) -> _Pass:
     leaves, structure = pytree.tree_flatten(x)
     moved: list[tuple[str, Tensor]] = []
 

@@ -52,7 +52,7 @@ DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
 }
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
 NOISE_CLIP = 1e-4
-"""What joint clipping leaves of the head's gradient beside the trunk's noise, whose norm is about 10,000 at K = 4."""
+"""Of the size that joint clipping leaves of the head's gradient beside the trunk's noise at K = 4."""
 TUNED_BACKPROP = Language(BackpropMethod(), AdamW(lr=LR), rho=0.3)
 """The best of what has been run of the screening."""
 
