@@ -16,8 +16,8 @@ from benchmarks._measure import interleaved_ms, peak_mib
 from splitfg import Backprop, ForwardMode, FrozenTrunk, GradientLearner, LinearHead, SplitFG
 from splitfg.estimators import Estimator
 from splitfg.recipes import Adam
-from splitfg.runs._files import make_folder, write_json
-from splitfg.runs.environment import describe_device, resolve_device, source_revision
+from splitfg_lab.runs.environment import describe_device, resolve_device, source_revision
+from splitfg_lab.runs.storage import make_folder, write_json
 
 RECORDED = Path(__file__).parent / "recorded.json"
 Step = Callable[[], object]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from splitfg.experiments._training import matmul_precision
-from splitfg.experiments.language import Language
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg.recipes import Adam, BackpropMethod, ConditionedLaw, FrozenMethod, Muon, SplitFGMethod
 from splitfg.types import Params
+from splitfg_lab.experiments._training import matmul_precision
+from splitfg_lab.experiments.language import Language
+from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
 
 _STEPS = 12
 # Losses and, relative to how far they moved, parameters: TF32 rounding through twelve steps of Adam.

@@ -167,8 +167,8 @@ def _finish(jobs: Sequence[subprocess.Popen[bytes]], args: argparse.Namespace) -
 
 def _collect(args: argparse.Namespace) -> None:
     """Every finished run into one results file per experiment."""
-    from splitfg.runs.folder import RunFolder
-    from splitfg.runs.results import add_results
+    from splitfg_lab.runs.folder import RunFolder
+    from splitfg_lab.runs.results import add_results
 
     configs = [
         p for name in ("language", "language_cost", "language_energy") for p in (args.runs / name).rglob("config.json")
@@ -198,7 +198,7 @@ def _print_variants(metrics: dict[str, float]) -> None:
 
 
 def _cli(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "splitfg.cli", *arguments], env=environment, cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-m", "splitfg_lab.cli", *arguments], env=environment, cwd=ROOT)
 
 
 @contextmanager

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
-from splitfg.data import Windows
-from splitfg.data.device import DeviceWindows
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
 from splitfg.recipes import (
@@ -32,6 +30,8 @@ from splitfg.recipes import (
     PureFGMethod,
     SplitFGMethod,
 )
+from splitfg_lab.data import Windows
+from splitfg_lab.data.device import DeviceWindows
 
 METHODS = (
     SplitFGMethod(K=3),

@@ -10,10 +10,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "plugin"))
 from tiny import TinyConfig
-from tiny.run import batch, train
-from tiny.run import run as run_tiny
+from tiny.run import batch, run as run_tiny, train
 
-from splitfg.runs import RunContext, RunFolder, RunReport, execute, load_checkpoint, read_metrics
+from splitfg_lab.runs import RunContext, RunFolder, RunReport, execute, load_checkpoint, read_metrics
 
 
 def make_folder(path: Path, config: TinyConfig, seed: int = 0) -> RunFolder:

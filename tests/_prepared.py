@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from splitfg.data import TextSet, TextSplit, load_tokens
+from splitfg_lab.data import TextSet, TextSplit, load_tokens
 
 IDS = np.arange(1000, dtype="<u2")
 CORPUS = TextSet(

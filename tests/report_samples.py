@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
 
 
 @dataclass(frozen=True)

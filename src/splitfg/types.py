@@ -44,7 +44,6 @@ class Stats:
         biased: Whether the trunk's estimate is biased by construction.
         scores: The K scores d_k = <u, J v_k>; empty where no tangents are drawn.
         norms: Norms worth plotting, by name (``u``, ``trunk``, ``head``, ...).
-        lesson: What a learned feedback should change by, by writer; empty where there is none.
     """
 
     jvps: int = 0
@@ -52,16 +51,24 @@ class Stats:
     biased: bool = False
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
     norms: Mapping[str, Tensor] = field(default_factory=dict)
-    lesson: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A gradient estimate: the loss, gradients keyed by parameter name, and statistics."""
+    """A gradient estimate.
+
+    Attributes:
+        loss: Scalar loss L of the batch.
+        grads: Gradients keyed by parameter name.
+        stats: Statistics.
+        state_update: Change of the estimator's own learned state, which
+            :meth:`~splitfg.estimators.LearningEstimator.update_state` applies; empty for estimators without one.
+    """
 
     loss: Tensor
     grads: Params
     stats: Stats
+    state_update: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

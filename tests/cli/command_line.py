@@ -19,7 +19,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(*arguments: str | Path) -> list[str]:
     """The command that runs ``splitfg ARGUMENTS``."""
-    return [sys.executable, "-m", "splitfg.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "splitfg_lab.cli", *map(str, arguments)]
 
 
 def splitfg(*arguments: str | Path, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:

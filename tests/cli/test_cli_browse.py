@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from command_line import command, environment, splitfg
 from report_samples import Config, config_json, report_json, write_run
 
-from splitfg.commands._standing import standings
-from splitfg.experiments.spec import Experiment, Preset
+from splitfg_lab.commands._standing import standings
+from splitfg_lab.experiments.spec import Experiment, Preset
 
 HEAVY = ("torch", "pandas", "matplotlib", "numpy", "sklearn", "asyncio")
 
@@ -26,7 +26,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "numpy", "sklearn", "asyncio")
 def test_starting_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     code = f"""
 import sys
-from splitfg.cli import main
+from splitfg_lab.cli import main
 sys.argv = ["splitfg", *{arguments!r}]
 try:
     main()
@@ -63,7 +63,7 @@ def test_ls_shows_presets_and_that_nothing_is_done(tmp_path: Path) -> None:
 
 def test_names_are_never_cut(tmp_path: Path) -> None:
     """In a pipe every preset has one line; in a terminal titles wrap, however narrow it is."""
-    from splitfg.experiments import EXPERIMENTS
+    from splitfg_lab.experiments import EXPERIMENTS
 
     piped = splitfg("ls", cwd=tmp_path, COLUMNS="40").stdout.splitlines()
     for experiment in EXPERIMENTS:
@@ -76,7 +76,7 @@ def test_names_are_never_cut(tmp_path: Path) -> None:
 
 
 def test_fields_are_never_cut(tmp_path: Path) -> None:
-    from splitfg.experiments.language_cost import VARIANTS
+    from splitfg_lab.experiments.language_cost import VARIANTS
 
     assert ",".join(VARIANTS) in splitfg("show", "language_cost/eager", cwd=tmp_path, COLUMNS="40").stdout
     assert "…" not in in_a_terminal(80, "show", "language_cost/eager", cwd=tmp_path)

@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import splitfg
 
-from splitfg.commands import _features
+from splitfg_lab.commands import _features
 
 MODEL = """
 import torch

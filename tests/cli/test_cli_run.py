@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import command, environment, splitfg
 
-from splitfg.runs import RunFolder, find_folders, read_records
+from splitfg_lab.runs import RunFolder, find_folders, read_records
 
 
 def events_in(text: str) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ class Watched:
 
 def wait_until_free(folder: RunFolder) -> None:
     """Wait until no process is in the folder any more."""
-    from splitfg.runs import RunError
+    from splitfg_lab.runs import RunError
 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

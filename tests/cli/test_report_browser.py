@@ -21,8 +21,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, report_json, sample_experiments, write_run, write_sample
 
-from splitfg.experiments.spec import Cell, Experiment, Preset, Row, Table
-from splitfg.report import build_report
+from splitfg_lab.experiments.spec import Cell, Experiment, Preset, Row, Table
+from splitfg_lab.report import build_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")

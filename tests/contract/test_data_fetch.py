@@ -11,9 +11,10 @@ import urllib.request
 
 import pytest
 
-from splitfg.data import DataError, FileSet, describe, fetch
-from splitfg.data._http import TransferError, _SameKindOfRedirect
-from splitfg.data.specs import Download
+from splitfg.errors import DataError
+from splitfg_lab.data import FileSet, describe, fetch
+from splitfg_lab.data._http import TransferError, _SameKindOfRedirect
+from splitfg_lab.data.specs import Download
 
 CONTENT = bytes(i * i % 251 for i in range(300_000))
 DIGEST = "sha256:" + hashlib.sha256(CONTENT).hexdigest()

@@ -10,21 +10,12 @@ from pathlib import Path
 
 import pytest
 from _prepared import CORPUS, IDS, data_folder, load_sum, place
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from splitfg.data import (
-    DataError,
-    FileSet,
-    TextSplit,
-    load_tokens,
-    prepare,
-    status,
-    verify,
-)
-from splitfg.data import _prepared as prepared_module
-from splitfg.data._files import HashingWriter, building
-from splitfg.data._prepared import open_checked, read_meta
+from splitfg.errors import DataError
+from splitfg_lab.data import FileSet, TextSplit, _prepared as prepared_module, load_tokens, prepare, status, verify
+from splitfg_lab.data._prepared import open_checked, read_meta
+from splitfg_lab.data._writing import HashingWriter, building
 
 
 @pytest.fixture

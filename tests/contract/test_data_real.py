@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splitfg.data import Windows, load_encoding, load_images, load_table, load_tokens, prepare, status, verify
+from splitfg_lab.data import Windows, load_encoding, load_images, load_table, load_tokens, prepare, status, verify
 
 pytestmark = pytest.mark.realdata
 

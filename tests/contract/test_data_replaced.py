@@ -11,17 +11,11 @@ import numpy as np
 import pytest
 from _prepared import CORPUS, IDS, data_folder, load_sum, place
 
-from splitfg.data import (
-    DataError,
-    FileSet,
-    PreparedAgainWarning,
-    load_tokens,
-    prepare,
-)
-from splitfg.data import _origin as origin_module
-from splitfg.data._files import digest_of
-from splitfg.data._folder import DataFolder
-from splitfg.data._prepare import ensure
+from splitfg.errors import DataError
+from splitfg_lab.data import FileSet, PreparedAgainWarning, _origin as origin_module, load_tokens, prepare
+from splitfg_lab.data._folder import DataFolder
+from splitfg_lab.data._prepare import ensure
+from splitfg_lab.data._writing import digest_of
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import torch
 from sklearn.datasets import load_diabetes, load_digits
 
 from splitfg import GradientLearner, Learner, LinearHead, Split, SquaredError
+from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.learners.forward_forward import ForwardForward
 from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.learners.knn_lm import KnnLM
-from splitfg.learners.predictive_coding import PredictiveCoding
 from splitfg.models import GPT, MLP, GPTConfig, TabM, linear
-from splitfg.runs.checkpoint import load_checkpoint, save_checkpoint
 from splitfg.training import CosineWithWarmup
+from splitfg_lab.runs.checkpoint import load_checkpoint, save_checkpoint
 
 FEATURES, CLASSES = 64, 10
 

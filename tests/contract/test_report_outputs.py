@@ -18,8 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,10 +32,10 @@ from report_samples import (
     write_sample,
 )
 
-from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
-from splitfg.report import UnreadableWarning, build_report, print_report, write_figures
-from splitfg.report._views import ExperimentView, view_report
-from splitfg.runs import RunError
+from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg_lab.report import UnreadableWarning, build_report, print_report, write_figures
+from splitfg_lab.report._views import ExperimentView, view_report
+from splitfg_lab.runs import RunError
 
 HOSTILE = "<script>alert('x')</script> | **b** & \"q\""
 
@@ -353,7 +352,7 @@ class TestTerminal:
         write_run(folders[0], report_json("e", "a", config=config_json(Config(), data="x" * 300)))
         code = (
             "from pathlib import Path; from report_samples import Config;"
-            "from splitfg.report import print_report; from splitfg.experiments.spec import Experiment, Preset;"
+            "from splitfg_lab.report import print_report; from splitfg_lab.experiments.spec import Experiment, Preset;"
             "e = Experiment('e', 'E', 'here', 'm:f', (Preset('a', 'Preset A', Config()),));"
             f"print_report(Path({str(folders[0])!r}), Path({str(folders[1])!r}), experiments=(e,))"
         )
@@ -371,7 +370,7 @@ class TestTerminal:
 
 def test_importing_and_printing_need_neither_torch_nor_matplotlib(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from splitfg.report import print_report;"
+        "import sys; from pathlib import Path; from splitfg_lab.report import print_report;"
         "print_report(Path('runs'), Path('results'), experiments=());"
         "assert not {'torch', 'matplotlib', 'jinja2', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )

@@ -17,9 +17,9 @@ from _loops import make_folder
 from tiny import TinyConfig
 from tiny.run import TinyLearner, batch
 
-from splitfg.runs import RunContext, RunError, StoppedError, execute, fit, load_checkpoint
-from splitfg.runs._window import Window
 from splitfg.types import StepStats
+from splitfg_lab.runs import RunContext, RunError, StoppedError, execute, fit, load_checkpoint
+from splitfg_lab.runs._window import Window
 
 pytestmark = [
     pytest.mark.gpu,

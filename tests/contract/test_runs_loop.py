@@ -13,10 +13,10 @@ import pytest
 import torch
 from _loops import make_folder, outcome, run_in, stopping_at
 from tiny import TinyConfig
-from tiny.run import TinyLearner, batch, evaluate
-from tiny.run import run as run_tiny
+from tiny.run import TinyLearner, batch, evaluate, run as run_tiny
 
-from splitfg.runs import (
+from splitfg.types import StepStats
+from splitfg_lab.runs import (
     RunContext,
     RunError,
     StoppedError,
@@ -24,7 +24,6 @@ from splitfg.runs import (
     load_checkpoint,
     read_metrics,
 )
-from splitfg.types import StepStats
 
 
 def test_equal_runs_give_equal_results(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from splitfg.data import DataError
-from splitfg.experiments import EXPERIMENTS, Cell, Experiment, Preset, Sweep
-from splitfg.runs import RunError, RunFolder, execute, from_json, override, to_json
+from splitfg.errors import DataError
+from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset, Sweep
+from splitfg_lab.runs import RunError, RunFolder, execute, from_json, override, to_json
 
-SHIPPED = [e for e in EXPERIMENTS if e.runner.startswith("splitfg.")]
+SHIPPED = [e for e in EXPERIMENTS if e.runner.startswith("splitfg_lab.")]
 ALL = [pytest.param(e, p, id=f"{e.name}/{p.name}") for e in SHIPPED for p in e.presets]
 EACH = [pytest.param(e, id=e.name) for e in SHIPPED]
 
@@ -80,7 +80,7 @@ def test_a_preset_takes_two_steps(experiment: Experiment, preset: Preset, tmp_pa
 
 
 def test_the_registry_needs_no_torch() -> None:
-    code = "import sys; from splitfg.experiments import EXPERIMENTS; assert 'torch' not in sys.modules"
+    code = "import sys; from splitfg_lab.experiments import EXPERIMENTS; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
 
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from _loops import make_folder, outcome, run_in, stopping_at
 from tiny import TinyConfig
-from tiny.run import TinyLearner, batch
-from tiny.run import run as run_tiny
+from tiny.run import TinyLearner, batch, run as run_tiny
 
 from splitfg.errors import NonFiniteError
-from splitfg.runs import (
+from splitfg.types import StepStats
+from splitfg_lab.runs import (
     CheckpointError,
     RunContext,
     RunError,
@@ -29,7 +29,6 @@ from splitfg.runs import (
     load_checkpoint,
     save_checkpoint,
 )
-from splitfg.types import StepStats
 
 
 def test_an_infinite_loss_stops_the_run_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from sklearn.preprocessing import FunctionTransformer
 
 from splitfg import SplitError
 from splitfg.recipes import HopfieldMethod, SplitFGMethod
-from splitfg.recipes.tables import METHODS
+from splitfg.recipes.tables import table_methods
 from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(table_methods()))
 def test_every_method_classifies(method):
     X, y, _ = blobs()
     model = SplitFGClassifier(method, **SMALL).fit(X, y)
@@ -29,7 +29,7 @@ def test_every_method_classifies(method):
     np.testing.assert_array_equal(model.classes_[probabilities.argmax(axis=1)], model.predict(X))
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"forward_forward"}))
+@pytest.mark.parametrize("method", sorted(set(table_methods()) - {"forward_forward"}))
 def test_every_method_but_forward_forward_regresses(method):
     X, _, y = blobs()
     assert SplitFGRegressor(method, **SMALL).fit(X, y).score(X, y) > 0.6

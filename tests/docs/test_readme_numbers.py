@@ -10,13 +10,13 @@ from statistics import fmean
 
 import pytest
 
-from splitfg.experiments import EXPERIMENTS, Cell
-from splitfg.experiments.language._presets import tenth
-from splitfg.experiments.language_cost import split_fg
-from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
-from splitfg.report._views import view_report
-from splitfg.runs import RunReport
-from splitfg.runs.results import read_results
+from splitfg_lab.experiments import EXPERIMENTS, Cell
+from splitfg_lab.experiments.language._presets import tenth
+from splitfg_lab.experiments.language_cost import split_fg
+from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES
+from splitfg_lab.report._views import view_report
+from splitfg_lab.runs import RunReport
+from splitfg_lab.runs.results import read_results
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,9 +10,9 @@ import torch
 from _captured import METHODS, Setting, made_up_windows, optimizers
 
 from splitfg import LinearHead
+from splitfg.compiled import whole
 from splitfg.models import GPTConfig
 from splitfg.recipes import BackpropMethod, ConditionedLaw, FrozenMethod, SplitFGMethod
-from splitfg.training._compiled import whole
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from splitfg.experiments.images import EXPERIMENT, SMOKE
-from splitfg.experiments.images._build import TrainingBatches, load_data, make_learner, make_split, precision
-from splitfg.experiments.images.run import run
-from splitfg.experiments.images_memory import EXPERIMENT as MEMORY
-from splitfg.experiments.images_memory import VARIANTS
-from splitfg.experiments.images_memory.run import run as run_memory
 from splitfg.learners import CapturedLearner
-from splitfg.runs import RunFolder, execute, override
+from splitfg_lab.experiments.images import EXPERIMENT, SMOKE
+from splitfg_lab.experiments.images._build import TrainingBatches, load_data, make_learner, make_split, precision
+from splitfg_lab.experiments.images.run import run
+from splitfg_lab.experiments.images_memory import EXPERIMENT as MEMORY, VARIANTS
+from splitfg_lab.experiments.images_memory.run import run as run_memory
+from splitfg_lab.runs import RunFolder, execute, override
 
 pytestmark = [
     pytest.mark.gpu,

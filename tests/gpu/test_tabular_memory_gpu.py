@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from splitfg.experiments.tabular_memory import EXPERIMENT
-from splitfg.experiments.tabular_memory.run import run
-from splitfg.runs import RunFolder, execute
+from splitfg_lab.experiments.tabular_memory import EXPERIMENT
+from splitfg_lab.experiments.tabular_memory.run import run
+from splitfg_lab.runs import RunFolder, execute
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

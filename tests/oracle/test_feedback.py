@@ -9,11 +9,10 @@ from torch import nn
 
 from splitfg import Backprop, LinearHead, Split, Tied
 from splitfg.estimators import DirectPath
-from splitfg.estimators._look import observe
 from splitfg.feedback import Identity, MeanJacobian, RandomMaps
 from splitfg.models import GPT, FlatTrunk, GPTConfig
 from splitfg.models.resnet import ConvNorm
-from splitfg.sites import ResidualPath, layer_gradients, pull_back
+from splitfg.sites import ResidualPath, layer_gradients, pull_back, record_run
 
 DOUBLE = torch.float64
 TINY = GPTConfig(layers=3, width=16, heads=2, context=8, vocab=30)
@@ -266,7 +265,7 @@ class TestMeanJacobian:
         maps = MeanJacobian(rate=0.3)
         estimator, draws = DirectPath(feedback=maps), generator()
         for i in range(150):
-            maps.learn(estimator(s, noise(64, 5, seed=i), y, generator=draws).stats.lesson)
+            maps.apply(estimator(s, noise(64, 5, seed=i), y, generator=draws).state_update)
         eye = torch.eye(4, dtype=DOUBLE)
         expected = eye
         for i in reversed(range(3)):
@@ -280,7 +279,7 @@ class TestMeanJacobian:
         s, draws = gpt(Tied.INCLUDE), generator()
         maps = MeanJacobian()
         for i in range(300):
-            maps.learn(DirectPath(feedback=maps)(s, tokens(i), tokens(i + 1), generator=draws).stats.lesson)
+            maps.apply(DirectPath(feedback=maps)(s, tokens(i), tokens(i + 1), generator=draws).state_update)
         x, y = tokens(1000), tokens(1001)
         exact = Backprop()(s, x, y).grads
         far = {}
@@ -293,14 +292,14 @@ class TestMeanJacobian:
     def test_learns_the_same_from_a_batch_in_parts(self):
         def by_rows(split, x, sites, generator):
             """Noise that a row gets whatever part it is in."""
-            return observe(split.trunk, lambda: split.h(x), sites, lambda _, z: (1e3 * z).sin())
+            return record_run(split.trunk, lambda: split.h(x), sites, lambda _, z: (1e3 * z).sin())
 
         s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
         whole, parted = (
-            DirectPath(feedback=MeanJacobian(), micro_batch=rows, look=by_rows)(s, x, y, generator=generator())
+            DirectPath(feedback=MeanJacobian(), micro_batch=rows, recorder=by_rows)(s, x, y, generator=generator())
             for rows in (None, 3)
         )
-        assert_same(parted.stats.lesson, whole.stats.lesson, whole.stats.lesson)
+        assert_same(parted.state_update, whole.state_update, whole.state_update)
         assert_same(parted.grads, whole.grads, whole.grads)
 
     def test_a_writer_that_writes_twice_learns_the_mean_of_its_jacobians(self):
@@ -318,8 +317,8 @@ class TestMeanJacobian:
         maps, draws = MeanJacobian(rate=0.3), generator()
         estimator = DirectPath(ResidualPath(("embed", "writer")), feedback=maps)
         for i in range(400):
-            learned = estimator(s, noise(64, 5, seed=i), classes(64, count=3), generator=draws).stats.lesson
-            maps.learn({name: step / (1 + i / 50) for name, step in learned.items()})
+            learned = estimator(s, noise(64, 5, seed=i), classes(64, count=3), generator=draws).state_update
+            maps.apply({name: step / (1 + i / 50) for name, step in learned.items()})
         eye, later = torch.eye(4, dtype=DOUBLE), s.trunk.writer.weight.detach()
         # the second write passes unchanged, the first through the second too: their mean is I + W / 2
         torch.testing.assert_close(maps.at("writer", eye), eye + later / 2, rtol=0, atol=0.05)
@@ -347,24 +346,24 @@ class TestMeanJacobian:
         estimator = DirectPath(ResidualPath(("embed", "write"), top="top"), feedback=maps)
         for i in range(60):
             x, y = noise(4, 3, 4, 6, seed=i), classes(4, count=3)
-            maps.learn(estimator(s, x, y, generator=draws).stats.lesson)
+            maps.apply(estimator(s, x, y, generator=draws).state_update)
         assert_same_closely(estimator(s, x, y, generator=draws).grads, Backprop()(s, x, y).grads)
 
     def test_many_rows_of_a_narrow_dtype(self):
         e = noise(40_000, 4).half()
         maps = MeanJacobian(rate=0.3)
-        evidence = maps.evidence({"w": [e]}, 2 * e)
-        learned = maps.lesson(evidence, rows=40_000, noises=4)["w"]
+        evidence = maps.correlate({"w": [e]}, 2 * e)
+        learned = maps.change(evidence, rows=40_000, noises=4)["w"]
         torch.testing.assert_close(learned.double(), 0.3 * torch.eye(4, dtype=DOUBLE), rtol=0, atol=0.02)
-        maps.learn({"w": learned})
+        maps.apply({"w": learned})
         assert maps.at("w", e).dtype == torch.float16
 
     def test_goes_on_from_its_state(self):
         maps, again = MeanJacobian(), MeanJacobian()
-        maps.learn({"w": noise(3, 3)})
+        maps.apply({"w": noise(3, 3)})
         again.load_state_dict(maps.state_dict())
-        maps.learn({"w": noise(3, 3)})
-        again.learn({"w": noise(3, 3)})
+        maps.apply({"w": noise(3, 3)})
+        again.apply({"w": noise(3, 3)})
         assert torch.equal(again.at("w", noise(2, 3)), maps.at("w", noise(2, 3)))
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _toolkit import DOUBLE, classes, generator, noise
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from splitfg import CrossEntropy, LinearHead, SplitError, SquaredError

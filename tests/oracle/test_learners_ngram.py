@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from splitfg.data import load_tokens
 from splitfg.learners.ngram import InterpolatedBigram, Unigram, windowed_pairs
+from splitfg_lab.data import load_tokens
 
 VOCAB = 7
 streams = st.lists(st.integers(0, VOCAB - 1), min_size=4, max_size=60).map(lambda t: np.array(t, dtype=np.uint16))

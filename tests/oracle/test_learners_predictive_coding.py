@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from splitfg import Backprop, CrossEntropy, LinearHead, Split, SplitError, SquaredError
-from splitfg.learners.predictive_coding import PredictiveCoding
+from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.models import MLP, TabM, linear
 
 ROWS, FEATURES, OUTPUTS, LAYERS = 9, 5, 3, 3

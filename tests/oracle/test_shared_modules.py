@@ -21,7 +21,7 @@ from splitfg import (
     SplitFG,
     split,
 )
-from splitfg.training._compiled import compiled
+from splitfg.estimators import compiled
 
 WIDTH = 4
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from splitfg.experiments.toy_variance import EXPERIMENT, ToyVariance
-from splitfg.experiments.toy_variance.run import make
-from splitfg.runs import from_json
-from splitfg.runs.results import read_results
+from splitfg_lab.experiments.toy_variance import EXPERIMENT, ToyVariance
+from splitfg_lab.experiments.toy_variance.run import make
+from splitfg_lab.runs import from_json
+from splitfg_lab.runs.results import read_results
 
 RECORDED = Path(__file__).parents[2] / "results" / "toy_variance.json"
 REPORTS = {record.report.preset: record.report for record in read_results(RECORDED)}

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from splitfg.runs.environment import describe_device, source_revision
+from splitfg_lab.runs.environment import describe_device, source_revision
 
 command = importlib.import_module("benchmarks.__main__")
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import splitfg
 from splitfg import GradientLearner, LinearHead, Split, SplitError
-from splitfg.data import Windows
-from splitfg.data.device import DeviceWindows
+from splitfg.estimators import compiled
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPTConfig
 from splitfg.recipes import (
@@ -27,10 +26,11 @@ from splitfg.recipes import (
     Muon,
     SplitFGMethod,
 )
-from splitfg.runs import RunContext, RunFolder, fit
 from splitfg.training import OptimizerPair
-from splitfg.training._capture import DeviceRates
-from splitfg.training._compiled import compiled
+from splitfg.training.capture import DeviceRates
+from splitfg_lab.data import Windows
+from splitfg_lab.data.device import DeviceWindows
+from splitfg_lab.runs import RunContext, RunFolder, fit
 
 STEPS = 10
 CPU = torch.device("cpu")

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from splitfg.data import CATALOGUE, DataError, describe, names
-from splitfg.data.specs import FileSet, ImageSet, TableSet, TextSet
+from splitfg.errors import DataError
+from splitfg_lab.data import CATALOGUE, describe, names
+from splitfg_lab.data.specs import FileSet, ImageSet, TableSet, TextSet
 
 # The paper's summary of tabular data sets: samples, features, classes.
 PAPER_TABLES = {
@@ -96,7 +97,7 @@ def test_own_data_sets_pass_through_but_must_name_a_folder():
 
 def test_listing_imports_nothing_heavy(tmp_path):
     code = (
-        "import sys, splitfg.data as d; d.names(); d.status(sys.argv[1]); d.describe('adult'); d.fetch; d.prepare\n"
+        "import sys, splitfg_lab.data as d; d.names(); d.status(sys.argv[1]); d.describe('adult'); d.fetch; d.prepare\n"
         "print([m for m in ('torch', 'numpy', 'pandas', 'tiktoken', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
@@ -104,9 +105,9 @@ def test_listing_imports_nothing_heavy(tmp_path):
 
 
 def test_every_public_name_can_be_imported():
-    import splitfg.data
+    import splitfg_lab.data
 
-    assert all(getattr(splitfg.data, name) is not None for name in splitfg.data.__all__)
-    assert sorted(splitfg.data.__all__) == splitfg.data.__all__
+    assert all(getattr(splitfg_lab.data, name) is not None for name in splitfg_lab.data.__all__)
+    assert sorted(splitfg_lab.data.__all__) == splitfg_lab.data.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        splitfg.data.nothing  # noqa: B018
+        splitfg_lab.data.nothing  # noqa: B018

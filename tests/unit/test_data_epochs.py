@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from splitfg.data.epochs import Epochs
+from splitfg.training import Epochs
 
 
 def drawn(epochs, steps):

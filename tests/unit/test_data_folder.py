@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from splitfg.data import DataError, cache_folder, data_folder, describe
-from splitfg.data._folder import DataFolder
+from splitfg.errors import DataError
+from splitfg_lab.data import cache_folder, data_folder, describe
+from splitfg_lab.data._folder import DataFolder
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_small_endings_go_before_capitals(tmp_path):
 
 
 def test_a_default_folder_that_links_to_itself_is_no_bare_error(monkeypatch, tmp_path):
-    monkeypatch.setattr("splitfg.data._folder._writable", lambda _root: False)
+    monkeypatch.setattr("splitfg_lab.data._folder._writable", lambda _root: False)
     (tmp_path / "cache" / "splitfg").mkdir(parents=True)
     (tmp_path / "cache" / "splitfg" / "data").symlink_to("data")
     assert DataFolder.at(None).raw(describe("adult")) == []

@@ -9,12 +9,12 @@ import tarfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from splitfg.data import DataError, ImageSet, describe, load_images, prepare, verify
-from splitfg.data._literal_pickle import Array, read_literals
-from splitfg.data.specs import ImageFile, Known
+from splitfg.errors import DataError
+from splitfg_lab.data import ImageSet, describe, load_images, prepare, verify
+from splitfg_lab.data._literal_pickle import Array, read_literals
+from splitfg_lab.data.specs import ImageFile, Known
 
 # -- A writer of Python 2's protocol-2 pickles, opcode by opcode, as cPickle wrote the official batches. ------------
 

@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
-from splitfg.data import DataError
-from splitfg.data import _source as source
-from splitfg.data._source import members, reading
+from splitfg.errors import DataError
+from splitfg_lab.data import _source as source
+from splitfg_lab.data._source import members, reading
 
 
 def make_tar(path, entries, mode="w:gz"):

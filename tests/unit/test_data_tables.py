@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from splitfg.data import DataError, TableSet, describe, load_table, prepare, verify
-from splitfg.data._arff import read_arff
-from splitfg.data._tables import _column
+from splitfg.errors import DataError
+from splitfg_lab.data import TableSet, describe, load_table, prepare, verify
+from splitfg_lab.data._arff import read_arff
+from splitfg_lab.data._table_files import _column
 
 PETS = TableSet(
     name="pets",

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from splitfg.data import DataError, TextSet, TextSplit, load_tokens, prepare, verify
-from splitfg.data import _tokens as tokens_module
-from splitfg.data._bpe import encode_lines, read_encoding
-from splitfg.data._catalogue_text import WIKIPEDIA, WIKITEXT103
-from splitfg.data._text import _refuse_mistaken, build_split
+from splitfg.errors import DataError
+from splitfg_lab.data import TextSet, TextSplit, _tokens as tokens_module, load_tokens, prepare, verify
+from splitfg_lab.data._bpe import encode_lines, read_encoding
+from splitfg_lab.data._catalogue_text import WIKIPEDIA, WIKITEXT103
+from splitfg_lab.data._text import _refuse_mistaken, build_split
 
 
 def corpus(count=None, vocabulary=1000, splits=("train",)):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from splitfg.data import DataError, Windows
-from splitfg.data.device import DeviceWindows
+from splitfg.errors import DataError
+from splitfg_lab.data import Windows
+from splitfg_lab.data.device import DeviceWindows
 
 
 def brute_force(tokens, length):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from splitfg.data.augment import PAD, VIEWS, ChannelScale, crop_and_mirror
-from splitfg.data.device_images import AugmentedBatches, DeviceImages
+from splitfg_lab.data.augment import PAD, VIEWS, ChannelScale, crop_and_mirror
+from splitfg_lab.data.device_images import AugmentedBatches, DeviceImages
 
 CPU = torch.device("cpu")
 COUNT, HEIGHT, WIDTH = 50, 9, 12

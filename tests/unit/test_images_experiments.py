@@ -13,29 +13,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitfg.data import DataError, load_images
-from splitfg.data.augment import ChannelScale
-from splitfg.experiments._peaks import savings
-from splitfg.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP
-from splitfg.experiments.images import _tables as numbers
-from splitfg.experiments.images._build import (
+from splitfg.errors import DataError
+from splitfg.learners import CapturedLearner
+from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
+from splitfg_lab.data import load_images
+from splitfg_lab.data.augment import ChannelScale
+from splitfg_lab.experiments._peaks import savings
+from splitfg_lab.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP, _tables as numbers
+from splitfg_lab.experiments.images._build import (
     TrainingBatches,
     load_data,
     make_learner,
     make_split,
     precision,
 )
-from splitfg.experiments.images._presets import CIFAR10, CIFAR100, METHOD_TITLES, SETTINGS, screened
-from splitfg.experiments.images.run import accuracy, run
-from splitfg.experiments.images_memory import EXPERIMENT as MEMORY
-from splitfg.experiments.images_memory import PAPER as MEMORY_PAPER
-from splitfg.experiments.images_memory import REFERENCE_DIFFERENCE, VARIANTS
-from splitfg.experiments.images_memory.run import make_step
-from splitfg.experiments.images_memory.run import run as run_memory
-from splitfg.experiments.spec import Cell, Paired
-from splitfg.learners import CapturedLearner
-from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
-from splitfg.runs import RunError, RunFolder, execute, override, to_json
+from splitfg_lab.experiments.images._presets import CIFAR10, CIFAR100, METHOD_TITLES, SETTINGS, screened
+from splitfg_lab.experiments.images.run import accuracy, run
+from splitfg_lab.experiments.images_memory import (
+    EXPERIMENT as MEMORY,
+    PAPER as MEMORY_PAPER,
+    REFERENCE_DIFFERENCE,
+    VARIANTS,
+)
+from splitfg_lab.experiments.images_memory.run import make_step, run as run_memory
+from splitfg_lab.experiments.spec import Cell, Paired
+from splitfg_lab.runs import RunError, RunFolder, execute, override, to_json
 
 CPU = torch.device("cpu")
 BESIDE = Path(__file__).parents[2].parent / "shared"

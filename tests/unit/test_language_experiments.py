@@ -26,22 +26,22 @@ from splitfg import (
     SplitError,
     SplitFG,
 )
-from splitfg._split import Role
-from splitfg.data import Windows, load_tokens
-from splitfg.experiments._peaks import in_processes, savings
-from splitfg.experiments._training import Displacement, matmul_precision
-from splitfg.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
-from splitfg.experiments.language._build import load_corpus, make_learner, make_split
-from splitfg.experiments.language._memory import explaining_memory, fitting_chunk
-from splitfg.experiments.language._validate import Validation, perplexity
-from splitfg.experiments.language_cost import VARIANTS, Cost
-from splitfg.experiments.language_cost.run import Variant, parse, slowdowns
-from splitfg.experiments.language_energy.run import energy
 from splitfg.learners import CapturedLearner
 from splitfg.learners.ngram import InterpolatedBigram, Unigram
 from splitfg.models import PRESETS
 from splitfg.recipes import SGD, FrozenMethod, PureFGMethod, SplitFGMethod
-from splitfg.runs import RunContext, RunError, RunFolder, override, to_json
+from splitfg.splitting import Role
+from splitfg_lab.data import Windows, load_tokens
+from splitfg_lab.experiments._peaks import in_processes, savings
+from splitfg_lab.experiments._training import Displacement, matmul_precision
+from splitfg_lab.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
+from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
+from splitfg_lab.experiments.language._memory import explaining_memory, fitting_chunk
+from splitfg_lab.experiments.language._validate import Validation, perplexity
+from splitfg_lab.experiments.language_cost import VARIANTS, Cost
+from splitfg_lab.experiments.language_cost.run import Variant, parse, slowdowns
+from splitfg_lab.experiments.language_energy.run import energy
+from splitfg_lab.runs import RunContext, RunError, RunFolder, override, to_json
 
 CPU = torch.device("cpu")
 DATA = Path(os.environ.get("SPLITFG_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from splitfg.data import DataError, Table
-from splitfg.data.preprocess import TableEncoding, TargetScale, folds
+from splitfg.errors import DataError
+from splitfg.sklearn.encoding import TableEncoding, TargetScale
+from splitfg_lab.data import Table
+from splitfg_lab.data.folds import folds
 
 
 def encode(train, test=None, **settings):

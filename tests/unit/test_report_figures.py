@@ -15,13 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, Step, config_json, report_json
 
-from splitfg.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
-from splitfg.report._figures import FigureView, view_figure
-from splitfg.report._groups import group_runs
-from splitfg.report._series import MAX_POINTS, curve_drawing, for_logarithms, sweep_drawing
-from splitfg.runs.config import from_json
-from splitfg.runs.record import RunReport
-from splitfg.runs.results import RunRecord
+from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg_lab.report._figures import FigureView, view_figure
+from splitfg_lab.report._groups import group_runs
+from splitfg_lab.report._series import MAX_POINTS, curve_drawing, for_logarithms, sweep_drawing
+from splitfg_lab.runs.config import from_json
+from splitfg_lab.runs.record import RunReport
+from splitfg_lab.runs.results import RunRecord
 
 RHOS = {"a": 0.3, "b": 0.03, "c": 0.1}
 CURVES = Curves("curves", "Learning", ("a", "b"), "loss")

@@ -6,12 +6,11 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from splitfg.experiments import EXPERIMENTS
-from splitfg.experiments.spec import Cell, Paper
-from splitfg.report._numbers import (
+from splitfg_lab.experiments import EXPERIMENTS
+from splitfg_lab.experiments.spec import Cell, Paper
+from splitfg_lab.report._numbers import (
     Summary,
     difference,
     duration,

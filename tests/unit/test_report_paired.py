@@ -14,17 +14,17 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, config_json, report_json
 
-from splitfg.experiments.spec import Cell, Experiment, Paired, Preset, Row, Table
-from splitfg.report._groups import PresetRuns, group_runs
-from splitfg.report._html import render_html
-from splitfg.report._markdown import render_markdown
-from splitfg.report._paired import holm, p_text, paired_test, two_sided_p
-from splitfg.report._tables import TableView, view_table
-from splitfg.report._terminal import render_terminal
-from splitfg.report._views import ExperimentView, ReportView
-from splitfg.runs.config import from_json
-from splitfg.runs.record import RunReport
-from splitfg.runs.results import RunRecord
+from splitfg_lab.experiments.spec import Cell, Experiment, Paired, Preset, Row, Table
+from splitfg_lab.report._groups import PresetRuns, group_runs
+from splitfg_lab.report._html import render_html
+from splitfg_lab.report._markdown import render_markdown
+from splitfg_lab.report._paired import holm, p_text, paired_test, two_sided_p
+from splitfg_lab.report._tables import TableView, view_table
+from splitfg_lab.report._terminal import render_terminal
+from splitfg_lab.report._views import ExperimentView, ReportView
+from splitfg_lab.runs.config import from_json
+from splitfg_lab.runs.record import RunReport
+from splitfg_lab.runs.results import RunRecord
 
 
 def runs(preset: str, *values: float, seeds: Any = None, **changes: Any) -> list[RunRecord]:

@@ -12,15 +12,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, Step, config_json, report_json
 
-from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table, identity_in
-from splitfg.report._costs import view_costs
-from splitfg.report._groups import PresetRuns, group_runs
-from splitfg.report._provenance import provenance
-from splitfg.report._series import _paper_values
-from splitfg.report._tables import CellView, TableView, view_table
-from splitfg.runs.config import from_json
-from splitfg.runs.record import RunReport
-from splitfg.runs.results import RunRecord, by_config
+from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table, identity_in
+from splitfg_lab.report._costs import view_costs
+from splitfg_lab.report._groups import PresetRuns, group_runs
+from splitfg_lab.report._provenance import provenance
+from splitfg_lab.report._series import _paper_values
+from splitfg_lab.report._tables import CellView, TableView, view_table
+from splitfg_lab.runs.config import from_json
+from splitfg_lab.runs.record import RunReport
+from splitfg_lab.runs.results import RunRecord, by_config
 
 PRESETS = ("a", "b", "c", "d", "e", "f")
 EXPERIMENT = Experiment("e", "E", "here", "m:f", ())

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
-from splitfg.runs import CheckpointError, load_checkpoint, save_checkpoint
-from splitfg.runs._state import StateEncoder, decode_state, non_finite
+from splitfg_lab.runs import CheckpointError, load_checkpoint, save_checkpoint
+from splitfg_lab.runs._state import StateEncoder, decode_state, non_finite
 
 
 def equal(a: Any, b: Any) -> bool:

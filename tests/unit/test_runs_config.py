@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
 from tiny import Adam, Sgd, TinyConfig
 
-from splitfg.commands._targets import find_presets
-from splitfg.runs import ConfigError, differences, from_json, override, to_json
+from splitfg_lab.commands._targets import find_presets
+from splitfg_lab.runs import ConfigError, differences, from_json, override, to_json
 
 
 @dataclass(frozen=True)

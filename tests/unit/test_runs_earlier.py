@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_runs_folder import make_report
 from tiny import EXPERIMENT, TinyConfig
 
-from splitfg.commands import worker
-from splitfg.commands._standing import standings
-from splitfg.commands._targets import Plan
-from splitfg.experiments import Experiment
-from splitfg.runs import RunError, RunFolder, from_json, to_json
+from splitfg_lab.commands import worker
+from splitfg_lab.commands._standing import standings
+from splitfg_lab.commands._targets import Plan
+from splitfg_lab.experiments import Experiment
+from splitfg_lab.runs import RunError, RunFolder, from_json, to_json
 
 PRESET = EXPERIMENT.preset("adam")
 OTHERWISE = replace(EXPERIMENT, earlier=(("noise", 0.5), ("optimizer.lr", 0.02)))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splitfg.runs import RunError
-from splitfg.runs.environment import Revision, resolve_device, source_revision
+from splitfg_lab.runs import RunError
+from splitfg_lab.runs.environment import Revision, resolve_device, source_revision
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

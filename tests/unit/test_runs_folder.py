@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
 from tiny import Sgd, TinyConfig
 
-from splitfg._files import replacing
-from splitfg.runs import (
+from splitfg_lab.files import replacing
+from splitfg_lab.runs import (
     ConfigError,
     RunError,
     RunFolder,
@@ -29,10 +28,10 @@ from splitfg.runs import (
     read_metrics,
     to_json,
 )
-from splitfg.runs._files import write_atomic, write_json
-from splitfg.runs._metrics import MetricsWriter
-from splitfg.runs.folder import variant_name
-from splitfg.runs.results import add_results, read_results
+from splitfg_lab.runs._metrics import MetricsWriter
+from splitfg_lab.runs.folder import variant_name
+from splitfg_lab.runs.results import add_results, read_results
+from splitfg_lab.runs.storage import write_atomic, write_json
 
 
 def make_report(**changes: Any) -> RunReport:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from splitfg.runs import RunFolder
-from splitfg.runs.bars import choose_view
-from splitfg.runs.jobs import Job, Outcome, run_jobs
-from splitfg.runs.progress import Event, JsonView
+from splitfg_lab.runs import RunFolder
+from splitfg_lab.runs.bars import choose_view
+from splitfg_lab.runs.jobs import Job, Outcome, run_jobs
+from splitfg_lab.runs.progress import Event, JsonView
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_command_that_is_not_there_fails_its_own_job_alone(folder: RunFolder, 
 def test_a_line_beyond_all_bounds_ends_its_process(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splitfg.runs.jobs._LINE_BYTES", 1000)
+    monkeypatch.setattr("splitfg_lab.runs.jobs._LINE_BYTES", 1000)
     code = f"""
 import os, time
 open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from splitfg.runs import progress
-from splitfg.runs.bars import BarView, choose_view
-from splitfg.runs.progress import Guarded, JsonView, PlainView, describe
-from splitfg.runs.tensorboard import TensorBoardLog
+from splitfg_lab.runs import progress
+from splitfg_lab.runs.bars import BarView, choose_view
+from splitfg_lab.runs.progress import Guarded, JsonView, PlainView, describe
+from splitfg_lab.runs.tensorboard import TensorBoardLog
 
 RUN = "tiny/adam/seed0"
 

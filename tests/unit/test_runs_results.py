@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_runs_folder import make_report
 from tiny import TinyConfig
 
-from splitfg.experiments import Experiment, Preset
-from splitfg.experiments.spec import identity_in
-from splitfg.runs import RunError, RunFolder, RunRecord, read_records, results, to_json
-from splitfg.runs.results import add_records, add_results, by_config, collect, read_results, thin
+from splitfg_lab.experiments import Experiment, Preset
+from splitfg_lab.experiments.spec import identity_in
+from splitfg_lab.runs import RunError, RunFolder, RunRecord, read_records, results, to_json
+from splitfg_lab.runs.results import add_records, add_results, by_config, collect, read_results, thin
 
 
 def finished(root: Path, seed: int = 0, variant: str = "adam", **changes: Any) -> RunFolder:

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 import torch
 
-from splitfg.experiments.tabular import EXPERIMENT
-from splitfg.experiments.tabular._sets import DATA, METHOD_TITLES
-from splitfg.experiments.tabular.run import load_fold, run
-from splitfg.experiments.tabular_future import EXPERIMENT as FUTURE
-from splitfg.experiments.tabular_memory import EXPERIMENT as MEMORY
-from splitfg.experiments.tabular_memory.run import run as run_memory
 from splitfg.recipes import HopfieldMethod
 from splitfg.recipes.tables import Network
-from splitfg.runs import RunError, RunFolder, execute
+from splitfg_lab.experiments.tabular import EXPERIMENT
+from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES
+from splitfg_lab.experiments.tabular.run import load_fold, run
+from splitfg_lab.experiments.tabular_future import EXPERIMENT as FUTURE
+from splitfg_lab.experiments.tabular_memory import EXPERIMENT as MEMORY
+from splitfg_lab.experiments.tabular_memory.run import run as run_memory
+from splitfg_lab.runs import RunError, RunFolder, execute
 
 PAPER = Path(__file__).parents[2].parent / "shared" / "paper" / "split-fg.tex"
 COLUMNS = ["longitude", "latitude", "housingMedianAge", "totalRooms", "totalBedrooms", "population", "households"]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from _toolkit import DOUBLE, generator, noise
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from splitfg import Conditioned, Gaussian, Orthogonal, Rademacher, RunningMagnitude, SplitError
 from splitfg.tangents import Layout, TangentSource

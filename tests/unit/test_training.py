@@ -6,8 +6,7 @@ import pytest
 import torch
 from _steps import RECIPES, estimate_of, every_recipe, made_up, values
 from _toolkit import TiedLanguageModel, classes, mlp_split, noise, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from splitfg import (

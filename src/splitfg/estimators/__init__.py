@@ -7,7 +7,8 @@ from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
-from splitfg.estimators.protocol import Estimator, Learned, LearningEstimator
+from splitfg.estimators.predictive_coding import PredictiveCoding
+from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
 from splitfg.estimators.split_fg import SplitFG
 
 __all__ = [
@@ -15,14 +16,17 @@ __all__ = [
     "Backprop",
     "CheckpointedBackprop",
     "Combination",
+    "CompilableEstimator",
     "DirectPath",
     "Estimator",
     "EvolutionStrategy",
     "ForwardGradient",
     "FrozenTrunk",
-    "Learned",
     "LearningEstimator",
     "Mean",
+    "PredictiveCoding",
     "Projection",
     "SplitFG",
+    "Stateful",
+    "compiled",
 ]

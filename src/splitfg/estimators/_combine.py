@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.numerics import wide
 from splitfg.tangents import TangentSource
 
 
@@ -117,7 +118,7 @@ class _ProjectionAccumulator(Accumulator):
     def result(self) -> Tensor:
         scores = torch.cat(self._scores)
         dtype = self._source.layout.dtype
-        weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(_wide(dtype))
+        weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(wide(dtype))
         parts = weights.to(dtype).split(self._source.chunk_sizes)
         return torch.stack([w @ self._chunk(i) for i, w in enumerate(parts)]).sum(dim=0)
 
@@ -127,7 +128,7 @@ class _ProjectionAccumulator(Accumulator):
         for i in range(count):
             left = self._chunk(i)
             rows.append(torch.cat([left @ self._chunk(j).T for j in range(count)], dim=1))
-        return torch.cat(rows).to(_wide(left.dtype))
+        return torch.cat(rows).to(wide(left.dtype))
 
     def _chunk(self, index: int) -> Tensor:
         return self._kept if self._kept is not None else self._source.again(index)
@@ -135,12 +136,8 @@ class _ProjectionAccumulator(Accumulator):
 
 def _weighted_sum(tangents: Tensor, scores: Tensor) -> Tensor:
     """Σ_k d_k v_k, in float32 or wider; for narrow tangents the scores, which may be large, are scaled to at most 1."""
-    wide = _wide(tangents.dtype)
-    if wide == tangents.dtype:
-        return scores.to(wide) @ tangents
+    summed = wide(tangents.dtype)
+    if summed == tangents.dtype:
+        return scores.to(summed) @ tangents
     largest = scores.abs().amax().clamp_min(torch.finfo(scores.dtype).tiny)
-    return largest * ((scores / largest).to(tangents.dtype) @ tangents).to(wide)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    return largest * ((scores / largest).to(tangents.dtype) @ tangents).to(summed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfg._split import Split
-from splitfg._validate import check_h, check_loss
-from splitfg.estimators._grads import added
+from splitfg.numerics import added
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_h, check_loss
 from splitfg.types import HeadGradient, Params, Target
 
 

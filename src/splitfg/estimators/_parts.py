@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch.utils import _pytree as pytree
 
-from splitfg._validate import has_rows
+from splitfg.splitting.checks import has_rows
 from splitfg.types import Inputs, Target
 
 Batch: TypeAlias = Sequence[tuple[Inputs, Target]]

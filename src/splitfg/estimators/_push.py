@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import Tensor
 
-from splitfg._black_box import BlackBoxTrunk
-from splitfg._operators import explain
-from splitfg._split import Split
-from splitfg._validate import skip_checks
 from splitfg.engines import ForwardMode
 from splitfg.errors import refuse
+from splitfg.splitting import BlackBoxTrunk, Split, explained
+from splitfg.splitting.checks import skip_checks
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
 
 
@@ -24,18 +19,6 @@ def push(
         return engine(f, params, tangents)
     with explained(split, x):
         return engine(f, params, tangents)
-
-
-@contextmanager
-def explained(split: Split, x: Inputs) -> Iterator[None]:
-    """Words for a forward-mode pass of the trunk that fails in here."""
-    try:
-        yield
-    except (NotImplementedError, RuntimeError) as error:
-        problem = explain(error, split, x)
-        if problem is None:
-            raise
-        raise problem from error
 
 
 def check_engine(engine: Engine, split: Split) -> None:

@@ -8,10 +8,10 @@ from typing import TypeGuard
 
 import torch
 
-from splitfg._split import Split
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
 from splitfg.estimators._combine import Combination, Mean
+from splitfg.splitting import Split
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
 from splitfg.types import Engine, Estimate, Params
 
@@ -25,13 +25,13 @@ class DrawsByLaw:
         """The parameters that tangents are drawn for."""
         return split.trained_params()
 
-    def learned(self) -> dict[str, RunningMagnitude]:
-        """The running magnitude of conditioned tangents."""
+    def learned_state(self) -> dict[str, RunningMagnitude]:
+        """Return the running magnitude of conditioned tangents; empty for other laws."""
         return {"magnitude": self.law.magnitude} if isinstance(self.law, Conditioned) else {}
 
-    def learn(self, split: Split, estimate: Estimate) -> None:
-        """Update it."""
-        for magnitude in self.learned().values():
+    def update_state(self, split: Split, estimate: Estimate) -> None:
+        """Update the running magnitude."""
+        for magnitude in self.learned_state().values():
             magnitude.update({name: estimate.grads[name] for name in self.drawn_for(split)})
 
 

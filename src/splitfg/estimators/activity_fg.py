@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from splitfg._split import Split
-from splitfg._validate import check_batch, check_loss, skip_checks
+from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, refuse
-from splitfg.estimators._examine import examine_activities
-from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
-from splitfg.sites import Activities, ActivityTrunk, layer_gradients, pull_back, shifted, under
+from splitfg.numerics import added, norm
+from splitfg.sites import (
+    Activities,
+    ActivityTrunk,
+    Recorder,
+    Recording,
+    TapPoints,
+    layer_gradients,
+    pull_back,
+    record,
+    shifted,
+    under,
+    validate_activities,
+)
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch, check_loss, skip_checks
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
 
@@ -41,13 +52,13 @@ class ActivityFG:
         activities: Which layers, and which rows; by default what the trunk's ``activities()`` says, or else every layer
             that knows its own gradient, and a score for every sample.
         engine: How J e is found, and how many tangents ride together.
-        look: How the trunk is run for h; a compiled step brings its own way.
+        recorder: Runs the trunk for h and records what its layers read.
     """
 
     K: int = 8
     activities: Activities | None = None
     engine: Engine = field(default_factory=ForwardMode)
-    look: Look = field(default=look, repr=False)
+    recorder: Recorder = field(default=record, repr=False)
 
     def __post_init__(self) -> None:
         refuse(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
@@ -57,11 +68,11 @@ class ActivityFG:
         check_batch(split, x, y, generator, tangents=False)
         check_engine(self.engine, split)
         chosen = self._activities(split)
-        examine_activities(split, chosen, x)
+        validate_activities(split, chosen, x)
         with torch.no_grad():
             names, head = chosen.names(split.trunk), HeadPass(split, y)
             top = () if chosen.top is None else (chosen.top,)
-            seen = self.look(split, x, Sites((*names, *top)), None)
+            seen = self.recorder(split, x, TapPoints((*names, *top)), None)
             inputs, shapes = _once(seen, names)
             _check_rows(chosen, seen.h if chosen.top is None else seen.reads[chosen.top][0], shapes)
             r, grads = head.u(0, seen.h, y), Params()
@@ -74,6 +85,10 @@ class ActivityFG:
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
                 grads.update(under(name, own))
             return self._assembled(split.named_trunk_grads(grads), scores, head)
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ActivityFG]:
+        """Compile the recorded pass and the head; tangents are pushed in eager code."""
+        return with_compiled_head(split, compile_), replace(self, recorder=CompiledRecorder(compile_))
 
     def _activities(self, split: Split) -> Activities:
         chosen = self.activities
@@ -125,7 +140,7 @@ class ActivityFG:
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
 
-def _once(seen: Seen, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:
+def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:
     """What each layer read and the shape of what it wrote, of layers that were called; each must have been once."""
     refuse(
         [

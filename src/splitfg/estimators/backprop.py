@@ -9,17 +9,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from splitfg._black_box import BlackBoxTrunk
-from splitfg._call import call, places_of
-from splitfg._cut import names_of, original, replaced, submodule
-from splitfg._own import each_its_own
-from splitfg._split import Role, Split
-from splitfg._validate import check_batch, check_h, check_loss
+from splitfg.compiled import Compile, with_compiled_trunk
 from splitfg.errors import SplitError
-from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._settings import ReverseSettings
+from splitfg.numerics import added, each_its_own, norm
+from splitfg.splitting import BlackBoxTrunk, Role, Split, call, names_of, original, places_of, replaced, submodule
+from splitfg.splitting.checks import check_batch, check_h, check_loss
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -72,9 +69,10 @@ class CheckpointedBackprop(ReverseSettings):
         names = self.blocks or _blocks(split.trunk)
         return replaced(split.trunk, {n: _Checkpointed(submodule(split.trunk, n)) for n in names})
 
-    def plain(self) -> Backprop:
-        """The same without checkpoints: over :meth:`trunk` it is this very method."""
-        return Backprop(self.closed_head, self.readout_only, self.micro_batch)
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, Backprop]:
+        """Compile the checkpointed trunk; over it, plain backprop is this method."""
+        plain = Backprop(self.closed_head, self.readout_only, self.micro_batch)
+        return with_compiled_trunk(split, compile_, trunk=self.trunk(split)), plain
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from splitfg._split import Split
-from splitfg._validate import check_batch
+from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.errors import SplitError, refuse
-from splitfg.estimators._examine import examine_path
-from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._look import Look, Seen, Sites, look
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.feedback import Feedback, Identity, LearnedFeedback
-from splitfg.sites import ResidualPath, ResidualTrunk, layer_gradients, pull_back, tapped, under
+from splitfg.numerics import added, norm
+from splitfg.sites import (
+    Recorder,
+    Recording,
+    ResidualPath,
+    ResidualTrunk,
+    TapPoints,
+    layer_gradients,
+    pull_back,
+    record,
+    tapped,
+    under,
+    validate_path,
+)
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -43,14 +54,14 @@ class DirectPath:
             of that is kept from the first; the estimate is the same. Noise that maps learn from is kept all the same.
         micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
             other noise.
-        look: How the trunk is run; a compiled step brings its own way.
+        recorder: Runs the trunk and records what its writers read.
     """
 
     path: ResidualPath | None = None
     feedback: Feedback = field(default_factory=Identity)
     lean: bool = False
     micro_batch: int | None = None
-    look: Look = field(default=look, repr=False)
+    recorder: Recorder = field(default=record, repr=False)
 
     def __post_init__(self) -> None:
         found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
@@ -63,23 +74,27 @@ class DirectPath:
         if isinstance(self.feedback, LearnedFeedback) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
         with torch.no_grad():
-            head, trunk, lessons = HeadPass(split, y), Params(), _Lessons(self.feedback)
+            head, trunk, learning = HeadPass(split, y), Params(), _MapLearning(self.feedback)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
-                examine_path(split, path, part_x)
-                seen = self.look(split, part_x, self._sites(path), generator)
-                lessons.add(seen, path)
+                validate_path(split, path, part_x)
+                seen = self.recorder(split, part_x, self._points(path), generator)
+                learning.add(seen, path)
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
                 del seen  # before the next part is
-            return self._assembled(split.named_trunk_grads(trunk), lessons.result(), head)
+            return self._assembled(split.named_trunk_grads(trunk), learning.result(), head)
 
-    def learned(self) -> dict[str, LearnedFeedback]:
-        """The maps, if they are learned."""
+    def learned_state(self) -> dict[str, LearnedFeedback]:
+        """Return the maps if they are learned."""
         return {"maps": self.feedback} if isinstance(self.feedback, LearnedFeedback) else {}
 
-    def learn(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
-        """Change them by the estimate's lesson."""
-        for maps in self.learned().values():
-            maps.learn(estimate.stats.lesson)
+    def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
+        """Change the maps by the estimate's ``state_update``."""
+        for maps in self.learned_state().values():
+            maps.apply(estimate.state_update)
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, DirectPath]:
+        """Compile the recorded pass and the head."""
+        return with_compiled_head(split, compile_), replace(self, recorder=CompiledRecorder(compile_))
 
     def _path(self, split: Split) -> ResidualPath:
         if self.path is not None:
@@ -89,12 +104,12 @@ class DirectPath:
             raise SplitError([f"{words}: give path=ResidualPath(...)"])
         return split.trunk.residual_path()
 
-    def _sites(self, path: ResidualPath) -> Sites:
+    def _points(self, path: ResidualPath) -> TapPoints:
         top = () if path.top is None else (path.top,)
         moved = path.writers if isinstance(self.feedback, LearnedFeedback) else ()
-        return Sites(top if self.lean else (*top, *path.writers), moved, path.top)
+        return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
 
-    def _part(self, split: Split, path: ResidualPath, seen: Seen, u: Tensor, x: Inputs) -> Params:
+    def _part(self, split: Split, path: ResidualPath, seen: Recording, u: Tensor, x: Inputs) -> Params:
         """The trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
         r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
@@ -116,32 +131,32 @@ class DirectPath:
         beside = {p: _shared(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
-    def _assembled(self, trunk: Params, lesson: Params, head: HeadPass) -> Estimate:
+    def _assembled(self, trunk: Params, change: Params, head: HeadPass) -> Estimate:
         exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
-        stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms, lesson=lesson)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+        stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
 
 
-class _Lessons:
-    """Of the parts of a batch, for maps that learn."""
+class _MapLearning:
+    """Gathers what the parts of a batch show about the maps, if these are learned."""
 
     def __init__(self, feedback: Feedback) -> None:
         self._maps = feedback if isinstance(feedback, LearnedFeedback) else None
-        self._evidence, self._rows, self._noises = Params(), 0, 0
+        self._found, self._rows, self._noises = Params(), 0, 0
 
-    def add(self, seen: Seen, path: ResidualPath) -> None:
+    def add(self, seen: Recording, path: ResidualPath) -> None:
         if self._maps is None or seen.response is None:
             return
         response = path.features_last(seen.response)
         noise = {name: [path.features_last(e) for e in calls] for name, calls in seen.noise.items()}
-        self._evidence = added(self._evidence, self._maps.evidence(noise, response))
+        self._found = added(self._found, self._maps.correlate(noise, response))
         self._rows += response[..., 0].numel()
         self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
 
     def result(self) -> Params:
-        """How the maps should change; nothing where nobody learns."""
-        return {} if self._maps is None else self._maps.lesson(self._evidence, rows=self._rows, noises=self._noises)
+        """Return the change of the maps; empty if they are not learned."""
+        return {} if self._maps is None else self._maps.change(self._found, rows=self._rows, noises=self._noises)
 
 
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from splitfg._split import Split
 from splitfg.engines import CentralDifference
 from splitfg.errors import refuse
 from splitfg.estimators._settings import DrawsByLaw, micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
+from splitfg.splitting import Split
 from splitfg.tangents import Gaussian, TangentLaw
 from splitfg.types import Estimate, Inputs, Target
 

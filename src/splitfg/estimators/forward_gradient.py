@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from splitfg._split import Split
-from splitfg._validate import check_batch, check_h, check_loss, skip_checks
-from splitfg.estimators._grads import norm
+from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
+from splitfg.engines import ForwardMode
 from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.numerics import norm
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch, check_h, check_loss, skip_checks
 from splitfg.tangents import Layout
 from splitfg.types import Estimate, Inputs, Stats, Target
 
@@ -61,6 +63,12 @@ class ForwardGradient(TangentSettings):
                 norms={"all": norm(grads)},
             )
             return Estimate(loss, grads, stats)
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ForwardGradient]:
+        """Compile the engine, which pushes through trunk and head; other engines get a compiled trunk and head."""
+        if not isinstance(self.engine, ForwardMode):
+            return with_compiled_trunk(split, compile_), self
+        return split, replace(self, engine=CompiledEngine(self.engine, compile_))
 
 
 def _normaliser(split: Split, x: Inputs, y: Target, micro_batch: int | None) -> Tensor:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from splitfg._split import Split
-from splitfg._validate import check_batch
 from splitfg.errors import refuse
-from splitfg.estimators._grads import norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import micro_batch_problems
+from splitfg.numerics import norm
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch
 from splitfg.types import Estimate, Inputs, Stats, Target
 
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from splitfg._split import Split
+from splitfg.compiled import Compile, whole, with_compiled_trunk
+from splitfg.splitting import Split
 from splitfg.types import Estimate, Inputs, Target
 
 
@@ -26,22 +27,48 @@ class Estimator(Protocol):
         """
 
 
-class Learned(Protocol):
-    """What an estimator has learned, to be saved beside the parameters."""
+class Stateful(Protocol):
+    """State that an estimator learns, saved in checkpoints beside the parameters."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Tensors and numbers to go on from."""
+        """Return tensors and numbers to restore the state from."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state from :meth:`state_dict`."""
 
 
 @runtime_checkable
 class LearningEstimator(Estimator, Protocol):
-    """An estimator that gets better by its own estimates. Calls change nothing; whoever steps with one tells it so."""
+    """An estimator with learned state of its own. Calls are pure; a learner calls :meth:`update_state` after each."""
 
-    def learned(self) -> Mapping[str, Learned]:
-        """What it learns, by name; nothing where its settings have nothing to learn."""
+    def learned_state(self) -> Mapping[str, Stateful]:
+        """Return the learned state by name; empty if the present settings learn nothing."""
 
-    def learn(self, split: Split, estimate: Estimate) -> None:
-        """Take one more of its estimates into account, in place: a captured step goes on in the same memory."""
+    def update_state(self, split: Split, estimate: Estimate) -> None:
+        """Learn from one of its estimates, in place: captured steps replay on the same memory."""
+
+
+@runtime_checkable
+class CompilableEstimator(Estimator, Protocol):
+    """An estimator that declares how it compiles; others get a compiled trunk and head."""
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, Estimator]:
+        """Return network and estimator with their heavy parts compiled, sharing all parameters and state.
+
+        Args:
+            split: The network.
+            compile_: Compiles a function, such as :func:`splitfg.compiled.whole`.
+        """
+
+
+def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> tuple[Split, Estimator]:
+    """Return network and estimator with their heavy parts compiled; the estimate is the same up to rounding.
+
+    Args:
+        split: The network.
+        estimator: Any estimator; a :class:`CompilableEstimator` decides itself what is compiled.
+        compile_: Compiles a function.
+    """
+    if isinstance(estimator, CompilableEstimator):
+        return estimator.compiled(split, compile_)
+    return with_compiled_trunk(split, compile_), estimator

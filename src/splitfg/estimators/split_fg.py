@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from splitfg._split import Split
-from splitfg._validate import check_batch, check_loss, skip_checks
+from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk
+from splitfg.engines import ForwardMode
 from splitfg.errors import NonFiniteError, SplitError, refuse
-from splitfg.estimators._grads import added, norm
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.numerics import added, norm, widened
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch, check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -76,8 +78,14 @@ class SplitFG(TangentSettings):
             return self._assembled(layout.unflatten(flat), scores, head)
 
     def drawn_for(self, split: Split) -> Params:
-        """The trunk's."""
+        """Return the trunk's trained parameters."""
         return split.trunk_params()
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, SplitFG]:
+        """Compile the engine and the head; engines other than forward mode get a compiled trunk instead."""
+        if not isinstance(self.engine, ForwardMode):
+            return with_compiled_trunk(split, compile_), self
+        return with_compiled_head(split, compile_), replace(self, engine=CompiledEngine(self.engine, compile_))
 
     def _estimate(
         self,
@@ -127,8 +135,7 @@ class SplitFG(TangentSettings):
 
 def _inner(dh: Tensor, u: Tensor) -> Tensor:
     """<u, dh_k> for every k, summed in float32 or wider."""
-    wide = torch.promote_types(u.dtype, torch.float32)
-    return dh.flatten(1).to(wide) @ u.flatten().to(wide)
+    return widened(dh.flatten(1)) @ widened(u.flatten())
 
 
 def _check_gradients(norms: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from splitfg.numerics import widened
 from splitfg.types import Params
 
 
@@ -64,8 +65,8 @@ class LearnedFeedback(Feedback):
         return 1
 
     @abstractmethod
-    def evidence(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
-        """What a pass shows, by writer; evidence of the parts of a batch adds up.
+    def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
+        """Correlate noise with the unexplained response, by writer; results for the parts of a batch add up.
 
         Args:
             noise: e_i ``(..., d)``, one for every call of a writer.
@@ -73,18 +74,18 @@ class LearnedFeedback(Feedback):
         """
 
     @abstractmethod
-    def lesson(self, evidence: Params, *, rows: int, noises: int) -> Params:
-        """What should change, by writer.
+    def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
+        """Compute the change of the maps, by writer.
 
         Args:
-            evidence: Of the whole batch.
+            correlations: Of the whole batch.
             rows: Rows n of the whole batch.
             noises: Noises a row D.
         """
 
     @abstractmethod
-    def learn(self, lesson: Mapping[str, Tensor]) -> None:
-        """Change by a lesson, in place: a captured step goes on in the same memory."""
+    def apply(self, change: Mapping[str, Tensor]) -> None:
+        """Add a change in place: captured steps replay on the same memory."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -119,27 +120,27 @@ class MeanJacobian(LearnedFeedback):
         """R through the writer's mean Jacobian."""
         return r @ self._map(writer, r).to(r.dtype).T
 
-    def evidence(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
+    def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
         """Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
         rest = response
         for name, calls in noise.items():
             for e in calls:
                 rest = rest - e @ self._map(name, e).to(e.dtype)
-        rows, found = _wide(rest).flatten(0, -2), Params()
+        rows, found = widened(rest).flatten(0, -2), Params()
         for name, calls in noise.items():
             for e in calls:
-                own = _wide(e).flatten(0, -2).T @ rows
+                own = widened(e).flatten(0, -2).T @ rows
                 found[name] = found[name] + own if name in found else own
         return found
 
-    def lesson(self, evidence: Params, *, rows: int, noises: int) -> Params:
-        """The evidence by rate / (n + D)."""
-        return {name: found * (self.rate / (rows + noises)) for name, found in evidence.items()}
+    def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
+        """Scale the correlations by rate / (n + D)."""
+        return {name: found * (self.rate / (rows + noises)) for name, found in correlations.items()}
 
-    def learn(self, lesson: Mapping[str, Tensor]) -> None:
-        """Change the maps, in place: a captured step goes on in the same memory."""
-        for name, change in lesson.items():
-            self._maps.setdefault(name, self._map(name, change)).add_(change)
+    def apply(self, change: Mapping[str, Tensor]) -> None:
+        """Add a change in place: captured steps replay on the same memory."""
+        for name, step in change.items():
+            self._maps.setdefault(name, self._map(name, step)).add_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The maps."""
@@ -155,8 +156,3 @@ class MeanJacobian(LearnedFeedback):
         if self._maps[writer].device != like.device:  # a checkpoint is read to the CPU
             self._maps[writer] = self._maps[writer].to(like.device)
         return self._maps[writer]
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In float32 at least: sums over many rows do not fit a narrower dtype."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

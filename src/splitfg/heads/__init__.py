@@ -1,17 +1,20 @@
 """Heads: the loss, u = dL/dh and the head's gradient, exactly, from h and the target."""
 
 from splitfg.heads._base import Head
-from splitfg.heads._linear import LinearHead
-from splitfg.heads._losses import CrossEntropy, OutputLoss, SquaredError
+from splitfg.heads._linear import LinearHead, has_closed_form
+from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss, Spikes, SquaredError
 from splitfg.heads._probed import ProbedHead
 from splitfg.heads._reverse import ReverseModeHead
 
 __all__ = [
     "CrossEntropy",
+    "Facts",
     "Head",
     "LinearHead",
     "OutputLoss",
     "ProbedHead",
     "ReverseModeHead",
+    "Spikes",
     "SquaredError",
+    "has_closed_form",
 ]

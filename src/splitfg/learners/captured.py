@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg._split import Role
+from splitfg.compiled import Compile, whole
 from splitfg.errors import SplitError
-from splitfg.estimators._grads import norm
 from splitfg.learners.gradient import GradientLearner
-from splitfg.training._capture import DeviceRates, Replay, stream_aside
-from splitfg.training._compiled import compiled, whole
-from splitfg.training._compiled_look import Compile
+from splitfg.numerics import norm
+from splitfg.splitting import Role
+from splitfg.training.capture import DeviceRates, Replay, stream_aside
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 # How far a compiled gradient may be from the eager one, relative to its norm: rounding, TF32 included, and no more.
@@ -28,6 +28,13 @@ class DeviceBatches(Protocol):
 
     def __call__(self, step: Tensor) -> tuple[Inputs, Target]:
         """Inputs and target of a step, counted from 0 in a 0-d int64 tensor on the device."""
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """Stands for the batch of a step that a captured learner looks up on the device."""
+
+    step: int
 
 
 class CapturedLearner:
@@ -45,7 +52,7 @@ class CapturedLearner:
         learner: What to speed up; it shares all state and is not to be stepped itself any more.
         horizon: Steps for which the schedule is tabulated; no step can be taken beyond it.
         batches: Looks the batch up on the device, inside the captured step. Hand :meth:`batch` to
-            :func:`splitfg.runs.fit` then; without it, every batch is copied into place before a replay.
+            :func:`splitfg_lab.runs.fit` then; without it, every batch is copied into place before a replay.
         compile_: What compiles a function; ``None`` for capture alone.
     """
 
@@ -58,17 +65,15 @@ class CapturedLearner:
         compile_: Compile | None = whole,
     ) -> None:
         self._eager, self._batches = learner, batches
-        self._fast = learner if compile_ is None else _compiled_twin(learner, compile_)
+        self._fast = learner if compile_ is None else learner.with_compiled(compile_)
         first = next(learner.split.model.parameters())
         self._dtype, device = first.dtype, first.device
-        self._factors = torch.tensor([learner.schedule(i) for i in range(horizon)], device=device)
-        self._counter = torch.zeros((), dtype=torch.int64, device=device)
+        self._horizon, self._device = horizon, device
         self._aside = stream_aside(device)
         self._no_target = torch.empty(0)
         self._x: Any = None
         self._y: Target | None = None
         self._checked = compile_ is None
-        self._steps = 0
         self._rates: DeviceRates
         self._replay: Replay[StepStats] | None = None
         self._generator: torch.Generator | None = None
@@ -77,7 +82,7 @@ class CapturedLearner:
     @property
     def steps(self) -> int:
         """Steps taken."""
-        return self._steps
+        return self._eager.steps
 
     @property
     def captured(self) -> bool:
@@ -85,8 +90,8 @@ class CapturedLearner:
         return self._replay is not None and self._replay.captured
 
     def batch(self, step: int) -> tuple[Inputs, Target]:
-        """What to hand to :meth:`step` where batches are looked up on the device: the step's number alone."""
-        return (step,), self._no_target
+        """Return the arguments of :meth:`step` where batches are looked up on the device."""
+        return (DeviceStep(step),), self._no_target
 
     def check(self, x: Inputs, y: Target, *, generator: torch.Generator) -> None:
         """Compare the compiled gradient with the eager one on a batch; the generator stays as it was.
@@ -109,14 +114,14 @@ class CapturedLearner:
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
-        if self._steps >= len(self._factors):
-            raise SplitError([f"the schedule was tabulated for {len(self._factors)} steps: give a longer horizon"])
+        if self.steps >= self._horizon:
+            raise SplitError([f"the schedule was tabulated for {self._horizon} steps: give a longer horizon"])
         if not self._checked:
             self.check(x, y, generator=generator)
         self._take(x, y)
         self._rates.follow()
         stats = self._prepared(generator)()
-        self._steps += 1
+        self._eager.update.optimizer.steps += 1
         return stats
 
     def predict(self, x: Inputs) -> Tensor:
@@ -127,7 +132,7 @@ class CapturedLearner:
         """What the eager learner would save."""
         state = self._eager.state_dict()
         _restore_settings(state["optimizer"], self._rates.release())
-        return {**state, "step": self._steps}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`, this learner's or an eager one's."""
@@ -136,17 +141,14 @@ class CapturedLearner:
 
     def _start(self) -> None:
         """From the eager learner's state; whatever was captured before reads memory that is no longer in use."""
-        self._steps = self._eager.steps
-        self._counter.fill_(self._steps)
-        self._rates = DeviceRates(self._eager.optimizer, self._eager.rates, scheduled=self._eager.scheduled)
+        self._rates = DeviceRates(self._eager.update.optimizer, horizon=self._horizon, device=self._device)
         self._replay = self._generator = None
 
     def _prepared(self, generator: torch.Generator) -> Replay[StepStats]:
         """The step, about to be captured with this generator or captured with it before."""
         if self._replay is None:
             self._generator = generator
-            device = self._counter.device
-            self._replay = Replay(self._advance, device=device, generator=generator, aside=self._aside)
+            self._replay = Replay(self._advance, device=self._device, generator=generator, aside=self._aside)
         if generator is not self._generator:
             raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
         return self._replay
@@ -156,23 +158,22 @@ class CapturedLearner:
         assert self._generator is not None
         x, y = self._look_up()
         stats = self._fast.fill_grads(x, y, generator=self._generator)
-        self._rates.step(self._factors.take(self._counter))
-        self._counter += 1
+        self._rates.step()
         return stats
 
     def _look_up(self) -> tuple[Inputs, Target]:
         if self._batches is not None:
-            return self._batches(self._counter)
+            return self._batches(self._rates.counter)
         assert self._y is not None
         return self._x, self._y
 
     def _take(self, x: Inputs, y: Target) -> None:
         """Put a batch where the captured step reads it, or see that it is the one the device will look up."""
         if self._batches is not None:
-            if x != (self._steps,):
+            if x != (DeviceStep(self.steps),):
                 raise SplitError(
                     [
-                        f"the batch of step {self._steps} is looked up on the device: pass batch({self._steps}) here,"
+                        f"the batch of step {self.steps} is looked up on the device: pass batch({self.steps}) here,"
                         " or learner.batch to fit"
                     ]
                 )
@@ -202,18 +203,6 @@ def _distance(expected: Params, found: Params, names: Sequence[str]) -> float:
     """‖found - expected‖ / ‖expected‖ over these parameters."""
     size = norm({n: expected[n] for n in names}).clamp_min(torch.finfo(torch.float32).tiny)
     return (norm({n: found[n] - expected[n] for n in names}) / size).item()
-
-
-def _compiled_twin(learner: GradientLearner, compile_: Compile) -> GradientLearner:
-    split, estimator = compiled(learner.split, learner.estimator, compile_)
-    return GradientLearner(
-        split,
-        estimator,
-        learner.optimizer,
-        max_norm=learner.max_norm,
-        clip_apart=learner.clip_apart,
-        prediction=learner.prediction,
-    )
 
 
 def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:

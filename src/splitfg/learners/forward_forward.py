@@ -14,10 +14,9 @@ from torch import Tensor
 
 from splitfg.errors import refuse
 from splitfg.learners._batches import class_problems, feature_problems
-from splitfg.learners._update import Update
 from splitfg.learners.goodness import Contrast, HardNegatives, Negatives, Objective
 from splitfg.models import MLP
-from splitfg.training import Schedule
+from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, Stats, StepStats, Target
 
 # Candidate labels are tried in blocks of at most this many activations: 16 MiB in float32.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfg._split import Split, require_split
+from splitfg.compiled import Compile
 from splitfg.errors import SplitError, refuse
-from splitfg.estimators import Estimator, LearningEstimator, SplitFG
-from splitfg.learners._update import Update
-from splitfg.training import Schedule
+from splitfg.estimators import Estimator, LearningEstimator, SplitFG, compiled
+from splitfg.splitting import Split, require_split
+from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 
@@ -33,7 +33,8 @@ class GradientLearner:
         prediction: Called before every step for a guess of the trunk's gradient (a control variate).
 
     Attributes:
-        learned: What the estimator learns beside the parameters, by name; see
+        update: Clipping, schedule and optimizer.
+        learned: State that the estimator learns beside the parameters, by name; see
             :class:`~splitfg.estimators.LearningEstimator`.
     """
 
@@ -52,60 +53,37 @@ class GradientLearner:
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
         self.split, self.estimator, self.prediction = split, estimator, prediction
-        self.learned = estimator.learned() if isinstance(estimator, LearningEstimator) else {}
+        self.learned = estimator.learned_state() if isinstance(estimator, LearningEstimator) else {}
         taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
         refuse([f"what an estimator learns cannot be called {name!r}: a checkpoint has that already" for name in taken])
         apart = tuple(split.trunk_params()) if clip_apart else ()
-        self._update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Moves the parameters."""
-        return self._update.optimizer
-
-    @property
-    def schedule(self) -> Schedule:
-        """Factor on every group's learning rate, by step."""
-        return self._update.schedule
-
-    @property
-    def max_norm(self) -> float | None:
-        """Clipping bound."""
-        return self._update.max_norm
-
-    @property
-    def clip_apart(self) -> bool:
-        """Whether trunk and head are clipped each by itself."""
-        return bool(self._update.apart)
+        self.update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
     @property
     def steps(self) -> int:
         """Steps taken."""
-        return self._update.steps
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether the schedule sets the rates, rather than somebody outside."""
-        return self._update.scheduled
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The learning rate of every group of the optimizer, before the schedule's factor."""
-        return self._update.rates
+        return self.update.optimizer.steps
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
         stats = self.fill_grads(x, y, generator=generator)
-        self._update.step()
+        self.update.optimizer.step()
         return stats
+
+    def with_compiled(self, compile_: Compile) -> GradientLearner:
+        """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""
+        split, estimator = compiled(self.split, self.estimator, compile_)
+        twin = GradientLearner(split, estimator, self.update.optimizer.optimizer, prediction=self.prediction)
+        twin.update = self.update
+        return twin
 
     def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Everything of a step but the optimizer's: estimate, clip and write ``.grad``."""
-        self.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
+        self.update.optimizer.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
-            self.estimator.learn(self.split, estimate)
-        written = self._update.write(estimate)
+            self.estimator.update_state(self.split, estimate)
+        written = self.update.write(estimate)
         return StepStats(written.loss, _metrics(written))
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
@@ -121,13 +99,13 @@ class GradientLearner:
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimizer, step count, and what the estimator has learned."""
-        return {**self._update.state_dict(), **{name: part.state_dict() for name, part in self.learned.items()}}
+        return {**self.update.state_dict(), **{name: part.state_dict() for name, part in self.learned.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         missing = [name for name in self.learned if name not in state]
         refuse([f"the checkpoint has no {name}: it was written with another estimator" for name in missing])
-        self._update.load_state_dict(state)
+        self.update.load_state_dict(state)
         for name, part in self.learned.items():
             part.load_state_dict(state[name])
 

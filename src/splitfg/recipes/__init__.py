@@ -24,10 +24,13 @@ from splitfg.recipes._methods import (
     PureFGMethod,
     RademacherLaw,
     SplitFGMethod,
+    TableMethod,
 )
 from splitfg.recipes._optimizers import SGD, Adam, AdamL2, AdamW, LaggedRMS, Muon, OptimizerRecipe
+from splitfg.recipes._registry import PLUGINS, Recipe, recipes
 
 __all__ = [
+    "PLUGINS",
     "SGD",
     "ActivityMethod",
     "Adam",
@@ -54,5 +57,8 @@ __all__ = [
     "PureFGMethod",
     "RademacherLaw",
     "RandomFeedback",
+    "Recipe",
     "SplitFGMethod",
+    "TableMethod",
+    "recipes",
 ]

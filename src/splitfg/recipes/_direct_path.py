@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from splitfg.errors import refuse
-from splitfg.recipes._checks import not_positive
 from splitfg.recipes._methods import MethodRecipe
+from splitfg.recipes._registry import Recipe
+from splitfg.recipes.checks import not_positive
 
 if TYPE_CHECKING:
     from splitfg.estimators import Estimator
     from splitfg.feedback import Feedback
 
 
+class FeedbackRecipe(Recipe):
+    """Settings of a feedback; :meth:`build` makes it."""
+
+    @abstractmethod
+    def build(self) -> Feedback:
+        """Return the feedback."""
+
+
 @dataclass(frozen=True)
-class IdentityFeedback:
+class IdentityFeedback(FeedbackRecipe):
     """r as it is."""
 
     def build(self) -> Feedback:
@@ -26,7 +36,7 @@ class IdentityFeedback:
 
 
 @dataclass(frozen=True)
-class RandomFeedback:
+class RandomFeedback(FeedbackRecipe):
     """r through a fixed random matrix for every writer."""
 
     seed: int = 0
@@ -39,7 +49,7 @@ class RandomFeedback:
 
 
 @dataclass(frozen=True)
-class MeanJacobianFeedback:
+class MeanJacobianFeedback(FeedbackRecipe):
     """r through the mean Jacobian from every writer to the top, learned with one JVP a step."""
 
     rate: float = 0.15
@@ -52,9 +62,6 @@ class MeanJacobianFeedback:
         from splitfg.feedback import MeanJacobian
 
         return MeanJacobian(self.rate)
-
-
-FeedbackRecipe: TypeAlias = IdentityFeedback | RandomFeedback | MeanJacobianFeedback
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from splitfg.errors import refuse
-from splitfg.recipes._checks import below, not_positive
-from splitfg.recipes._methods import MethodRecipe
+from splitfg.errors import SplitError, refuse
+from splitfg.recipes._methods import MethodRecipe, TableMethod
+from splitfg.recipes.checks import below, not_positive
 
 if TYPE_CHECKING:
+    import torch
+
     from splitfg.estimators import Estimator
+    from splitfg.recipes.tables import TableRecipe, TableShape
+    from splitfg.types import Learner
 
 
 @dataclass(frozen=True)
 class PredictiveCodingMethod(MethodRecipe):
     """Latents of a plain MLP settle, then its weights follow local errors."""
+
+    name: ClassVar[str] = "predictive_coding"
+    plain_trunk: ClassVar[bool] = True
 
     settle_steps: int = 4
     settle_rate: float = 0.1
@@ -25,14 +32,14 @@ class PredictiveCodingMethod(MethodRecipe):
         refuse(below(1, self, "settle_steps") + not_positive(self, "settle_rate", "stiffness"))
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.learners.predictive_coding.PredictiveCoding`."""
-        from splitfg.learners.predictive_coding import PredictiveCoding
+        """Return :class:`~splitfg.PredictiveCoding`."""
+        from splitfg.estimators import PredictiveCoding
 
         return PredictiveCoding(self.settle_steps, self.settle_rate, self.stiffness)
 
 
 @dataclass(frozen=True)
-class ForwardForwardMethod:
+class ForwardForwardMethod(TableMethod):
     """Every layer of a plain MLP learns by itself to tell right labels from wrong ones; classification only.
 
     Attributes:
@@ -41,6 +48,8 @@ class ForwardForwardMethod:
         negative_sharpness: How strongly wrong labels that look right are preferred as negatives.
     """
 
+    name: ClassVar[str] = "forward_forward"
+
     label_scale: float = 3.0
     sharpness: float = 10.0
     negative_sharpness: float = 5.0
@@ -48,16 +57,46 @@ class ForwardForwardMethod:
     def __post_init__(self) -> None:
         refuse(not_positive(self, "label_scale"))
 
+    def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
+        """Build :class:`~splitfg.learners.forward_forward.ForwardForward` on a plain MLP."""
+        import torch
+
+        from splitfg.learners.forward_forward import ForwardForward
+        from splitfg.learners.goodness import Contrast, HardNegatives
+
+        if shape.classes is None:
+            raise SplitError(["Forward-Forward compares labels and cannot learn a real value: choose another method"])
+        mlp = recipe.network.plain_trunk(shape.features + shape.classes, generator)
+        adam = recipe.optimizer
+        return ForwardForward(
+            mlp,
+            torch.optim.Adam(mlp.parameters(), lr=adam.lr, betas=adam.betas, eps=adam.eps),
+            classes=shape.classes,
+            label_scale=self.label_scale,
+            objective=Contrast(self.sharpness),
+            negatives=HardNegatives(self.negative_sharpness),
+            max_norm=recipe.clip,
+        )
+
 
 @dataclass(frozen=True)
-class HopfieldMethod:
+class HopfieldMethod(TableMethod):
     """Softmax retrieval from stored examples over a frozen trunk; inverse temperature and scaling are chosen on them.
 
     Attributes:
         capacity: The most examples to store, a uniform sample of the training rows.
     """
 
+    name: ClassVar[str] = "hopfield"
+
     capacity: int = 20_000
 
     def __post_init__(self) -> None:
         refuse(below(1, self, "capacity"))
+
+    def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
+        """Build :class:`~splitfg.learners.hopfield.HopfieldReadout` over an untrained trunk."""
+        from splitfg.learners.hopfield import HopfieldReadout
+
+        trunk = recipe.network.trunk(shape.features, generator)
+        return HopfieldReadout(trunk, classes=shape.classes, capacity=self.capacity)

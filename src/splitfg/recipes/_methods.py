@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from splitfg.errors import refuse
-from splitfg.recipes._checks import below, not_fractions, not_positive
+from splitfg.recipes._registry import Recipe
+from splitfg.recipes.checks import below, not_fractions, not_positive
 
 if TYPE_CHECKING:
+    import torch
+
     from splitfg.estimators import Estimator
+    from splitfg.recipes.tables import TableRecipe, TableShape
     from splitfg.tangents import TangentLaw
+    from splitfg.types import Learner
+
+
+class LawRecipe(Recipe):
+    """Settings of a tangent law; :meth:`build` makes it."""
+
+    @abstractmethod
+    def build(self) -> TangentLaw:
+        """Return the law."""
 
 
 @dataclass(frozen=True)
-class GaussianLaw:
+class GaussianLaw(LawRecipe):
     """v ~ N(0, I)."""
 
     def build(self) -> TangentLaw:
@@ -26,7 +40,7 @@ class GaussianLaw:
 
 
 @dataclass(frozen=True)
-class RademacherLaw:
+class RademacherLaw(LawRecipe):
     """v_i = ±1."""
 
     def build(self) -> TangentLaw:
@@ -37,7 +51,7 @@ class RademacherLaw:
 
 
 @dataclass(frozen=True)
-class OrthogonalLaw:
+class OrthogonalLaw(LawRecipe):
     """K mutually orthogonal tangents."""
 
     def build(self) -> TangentLaw:
@@ -48,7 +62,7 @@ class OrthogonalLaw:
 
 
 @dataclass(frozen=True)
-class ConditionedLaw:
+class ConditionedLaw(LawRecipe):
     """Coordinates scaled by a running gradient magnitude to a power."""
 
     beta: float = 0.99
@@ -65,20 +79,61 @@ class ConditionedLaw:
         return Conditioned(RunningMagnitude(self.beta), self.power, self.floor)
 
 
-LawRecipe: TypeAlias = GaussianLaw | RademacherLaw | OrthogonalLaw | ConditionedLaw
+class TableMethod(Recipe):
+    """Settings of any method that learns tables.
+
+    Attributes:
+        name: Short name, accepted by ``SplitFGClassifier(method=...)``; empty for methods without one.
+        for_tables: Settings that differ from the defaults where tables choose the method by name.
+    """
+
+    name: ClassVar[str] = ""
+    for_tables: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
+        """Build the learner of a table.
+
+        Args:
+            recipe: Network, optimizer, rho and clipping.
+            shape: Features and classes of the table.
+            generator: Draws the initial parameters; its device is the learner's.
+
+        Raises:
+            SplitError: The method cannot learn this table.
+        """
 
 
-class MethodRecipe(ABC):
-    """Settings of a gradient method; :meth:`build` makes its estimator."""
+class MethodRecipe(TableMethod):
+    """Settings of a gradient method; :meth:`build` makes its estimator.
+
+    Attributes:
+        plain_trunk: Whether it needs a plain MLP for tables, rather than the network of the recipe.
+    """
+
+    plain_trunk: ClassVar[bool] = False
 
     @abstractmethod
     def build(self) -> Estimator:
-        """The estimator."""
+        """Return the estimator."""
+
+    @final
+    def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
+        """Build a gradient learner on the network of the recipe."""
+        from splitfg.learners import GradientLearner
+        from splitfg.splitting import Split
+
+        network = recipe.network
+        trunk = (network.plain_trunk if self.plain_trunk else network.trunk)(shape.features, generator)
+        split = Split(trunk, network.build_head(shape, generator))
+        return GradientLearner(split, self.build(), recipe.optimizer.build(split, rho=recipe.rho), max_norm=recipe.clip)
 
 
 @dataclass(frozen=True)
 class FrozenMethod(MethodRecipe):
     """The trunk stays as it is; the head is trained exactly."""
+
+    name: ClassVar[str] = "frozen"
 
     def build(self) -> Estimator:
         """:class:`~splitfg.FrozenTrunk`."""
@@ -90,6 +145,8 @@ class FrozenMethod(MethodRecipe):
 @dataclass(frozen=True)
 class BackpropMethod(MethodRecipe):
     """Reverse mode through everything."""
+
+    name: ClassVar[str] = "backprop"
 
     closed_head: bool = False
     readout_only: bool = False
@@ -108,6 +165,9 @@ class SplitFGMethod(MethodRecipe):
     ``lean`` computes the head's gradients after the tangents, at the price of computing its outputs twice; what a run
     finds is the same.
     """
+
+    name: ClassVar[str] = "split_fg"
+    for_tables: ClassVar[Mapping[str, Any]] = {"K": 8, "chunk": 2}
 
     K: int = 4
     chunk: int | None = None
@@ -129,6 +189,9 @@ class SplitFGMethod(MethodRecipe):
 class ActivityMethod(MethodRecipe):
     """Exact head, K tangents at what the trunk's layers write, a score for every row; ``chunk`` ride together."""
 
+    name: ClassVar[str] = "activity_fg"
+    for_tables: ClassVar[Mapping[str, Any]] = {"chunk": 2}
+
     K: int = 8
     chunk: int | None = None
 
@@ -147,6 +210,9 @@ class ActivityMethod(MethodRecipe):
 class PureFGMethod(MethodRecipe):
     """K tangents over trunk and head alike."""
 
+    name: ClassVar[str] = "pure_fg"
+    for_tables: ClassVar[Mapping[str, Any]] = {"K": 8, "chunk": 2}
+
     K: int = 4
     chunk: int | None = None
 
@@ -164,6 +230,9 @@ class PureFGMethod(MethodRecipe):
 @dataclass(frozen=True)
 class EvolutionMethod(MethodRecipe):
     """K antithetic pairs of evaluations at distance sigma."""
+
+    name: ClassVar[str] = "es"
+    for_tables: ClassVar[Mapping[str, Any]] = {"K": 8}
 
     K: int = 4
     sigma: float = 1e-3

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from splitfg.errors import refuse
-from splitfg.recipes._checks import below, not_fractions
+from splitfg.recipes._registry import Recipe
+from splitfg.recipes.checks import below, not_fractions
 
 if TYPE_CHECKING:
     import torch
 
-    from splitfg._split import Split
+    from splitfg.splitting import Split
 
 
-class OptimizerRecipe(ABC):
+class OptimizerRecipe(Recipe):
     """Settings of an optimizer; :meth:`build` makes it for the parameters of a split."""
 
     @abstractmethod

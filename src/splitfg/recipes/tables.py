@@ -5,76 +5,75 @@ Nothing here imports torch until something is built.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, final
 
 from splitfg.errors import refuse
-from splitfg.recipes._checks import below
-from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
-from splitfg.recipes._methods import (
-    ActivityMethod,
-    BackpropMethod,
-    EvolutionMethod,
-    FrozenMethod,
-    PureFGMethod,
-    SplitFGMethod,
-)
+from splitfg.recipes._methods import TableMethod
 from splitfg.recipes._optimizers import Adam
+from splitfg.recipes._registry import Recipe, recipes
+from splitfg.recipes.checks import below
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from splitfg.heads import Head
-    from splitfg.learners.forward_forward import ForwardForward
-    from splitfg.models import MLP, TabM
+    from splitfg.heads import Head, OutputLoss
+    from splitfg.models import MLP
     from splitfg.types import Learner
 
 __all__ = [
-    "METHODS",
     "HeadRecipe",
     "LinearHeadRecipe",
     "Network",
+    "NetworkRecipe",
     "NonlinearHeadRecipe",
+    "PlainNetwork",
     "ProbedHeadRecipe",
     "TableRecipe",
     "TableShape",
-    "TabularMethod",
+    "table_methods",
 ]
 
-TabularMethod: TypeAlias = (
-    BackpropMethod
-    | PureFGMethod
-    | EvolutionMethod
-    | ForwardForwardMethod
-    | PredictiveCodingMethod
-    | HopfieldMethod
-    | SplitFGMethod
-    | ActivityMethod
-    | FrozenMethod
-)
 
-METHODS: dict[str, TabularMethod] = {
-    "split_fg": SplitFGMethod(K=8, chunk=2),
-    "backprop": BackpropMethod(),
-    "pure_fg": PureFGMethod(K=8, chunk=2),
-    "es": EvolutionMethod(K=8),
-    "forward_forward": ForwardForwardMethod(),
-    "predictive_coding": PredictiveCodingMethod(),
-    "hopfield": HopfieldMethod(),
-    "activity_fg": ActivityMethod(K=8, chunk=2),
-    "frozen": FrozenMethod(),
-}
-"""The methods by name, with the paper's K = 8; activity tangents are not the paper's. Two tangents ride together: on a
-CPU a chunk then fits its cache."""
+def table_methods() -> dict[str, TableMethod]:
+    """Return every method that has a name, with its settings for tables: the paper's K = 8.
+
+    Two tangents ride together: on a CPU a chunk then fits its cache.
+    """
+    named = {cls.name: cls for cls in recipes(TableMethod).values() if cls.name}
+    return {name: cls(**cls.for_tables) for name, cls in named.items()}
+
+
+class HeadRecipe(Recipe):
+    """Settings of the head above a table's trunk; :meth:`build` makes it."""
+
+    @abstractmethod
+    def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
+        """Return the head.
+
+        Args:
+            width: Features of h.
+            shape: Decides the outputs and the loss.
+            generator: Draws the initial parameters.
+        """
 
 
 @dataclass(frozen=True)
-class LinearHeadRecipe:
+class LinearHeadRecipe(HeadRecipe):
     """One linear layer, in closed form."""
 
+    def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
+        """Return :class:`~splitfg.LinearHead`."""
+        from splitfg.heads import LinearHead
+        from splitfg.models import linear
+
+        return LinearHead(linear(width, shape.outputs, generator=generator), loss=shape.loss())
+
 
 @dataclass(frozen=True)
-class NonlinearHeadRecipe:
+class NonlinearHeadRecipe(HeadRecipe):
     """A hidden ReLU layer of its own before the outputs, differentiated by reverse mode confined to the head."""
 
     width: int = 64
@@ -82,13 +81,28 @@ class NonlinearHeadRecipe:
     def __post_init__(self) -> None:
         refuse(below(1, self, "width"))
 
+    def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
+        """Return :class:`~splitfg.ReverseModeHead`."""
+        from torch import nn
+
+        from splitfg.heads import ReverseModeHead
+        from splitfg.models import linear
+
+        hidden = linear(width, self.width, generator=generator)
+        last = linear(self.width, shape.outputs, generator=generator)
+        return ReverseModeHead(nn.Sequential(hidden, nn.ReLU(), last), shape.loss())
+
 
 @dataclass(frozen=True)
-class ProbedHeadRecipe:
+class ProbedHeadRecipe(HeadRecipe):
     """One linear layer as a black box: measured by central differences, never differentiated."""
 
+    def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
+        """Return :class:`~splitfg.ProbedHead`."""
+        from splitfg.heads import ProbedHead
+        from splitfg.models import linear
 
-HeadRecipe: TypeAlias = LinearHeadRecipe | NonlinearHeadRecipe | ProbedHeadRecipe
+        return ProbedHead(linear(width, shape.outputs, generator=generator), shape.loss())
 
 
 @dataclass(frozen=True)
@@ -103,52 +117,90 @@ class TableShape:
         """Outputs of a head: one per class, or one value."""
         return 1 if self.classes is None else self.classes
 
+    def loss(self) -> OutputLoss:
+        """Return the loss of the task."""
+        from splitfg.heads import CrossEntropy, SquaredError
+
+        return SquaredError() if self.classes is None else CrossEntropy()
+
+
+class NetworkRecipe(Recipe):
+    """Settings of a trunk for tables and of the head above it."""
+
+    @abstractmethod
+    def trunk(self, features: int, generator: torch.Generator) -> nn.Module:
+        """Return the trunk."""
+
+    @abstractmethod
+    def plain_trunk(self, features: int, generator: torch.Generator) -> MLP:
+        """Return a plain MLP of the same depth and width, for methods that need one."""
+
+    @abstractmethod
+    def build_head(self, shape: TableShape, generator: torch.Generator) -> Head:
+        """Return the head above either trunk, with the loss of the task."""
+
 
 @dataclass(frozen=True)
-class Network:
-    """The paper's TabM-style trunk and the head above it; the local-learning baselines use a plain MLP as wide.
+class _LayeredNetwork(NetworkRecipe):
+    """Width, depth and head, which networks of hidden layers share."""
+
+    width: int = 128
+    layers: int = 2
+    head: HeadRecipe = field(default_factory=LinearHeadRecipe)
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "width", "layers"))
+
+    @final
+    def build_head(self, shape: TableShape, generator: torch.Generator) -> Head:
+        """Build the head that ``head`` describes."""
+        return self.head.build(self.width, shape, generator)
+
+    @final
+    def plain_trunk(self, features: int, generator: torch.Generator) -> MLP:
+        """Return :class:`~splitfg.models.MLP`."""
+        from splitfg.models import MLP
+
+        return MLP(features, widths=(self.width,) * self.layers, generator=generator)
+
+
+@dataclass(frozen=True)
+class Network(_LayeredNetwork):
+    """The paper's TabM-style trunk and the head above it.
 
     Attributes:
         width: Hidden width d_h.
         layers: Hidden layers.
         members: Ensemble members k_ens.
-        head: What maps h to the outputs.
+        head: Maps h to the outputs.
     """
 
-    width: int = 128
-    layers: int = 2
     members: int = 8
-    head: HeadRecipe = field(default_factory=LinearHeadRecipe)
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "width", "layers", "members"))
+        super().__post_init__()
+        refuse(below(1, self, "members"))
 
-    def trunk(self, features: int, generator: torch.Generator) -> TabM:
-        """The TabM-style trunk."""
+    def trunk(self, features: int, generator: torch.Generator) -> nn.Module:
+        """Return :class:`~splitfg.models.TabM`."""
         from splitfg.models import TabM
 
         return TabM(features, width=self.width, layers=self.layers, members=self.members, generator=generator)
 
-    def plain_trunk(self, features: int, generator: torch.Generator) -> MLP:
-        """The plain MLP of the local-learning baselines."""
-        from splitfg.models import MLP
 
-        return MLP(features, widths=(self.width,) * self.layers, generator=generator)
+@dataclass(frozen=True)
+class PlainNetwork(_LayeredNetwork):
+    """A plain ReLU MLP and the head above it.
 
-    def build_head(self, shape: TableShape, generator: torch.Generator) -> Head:
-        """The head above either trunk, with the loss of the task."""
-        from torch import nn
+    Attributes:
+        width: Hidden width.
+        layers: Hidden layers.
+        head: Maps h to the outputs.
+    """
 
-        from splitfg.heads import CrossEntropy, LinearHead, ProbedHead, ReverseModeHead, SquaredError
-        from splitfg.models import linear
-
-        loss = SquaredError() if shape.classes is None else CrossEntropy()
-        if isinstance(self.head, NonlinearHeadRecipe):
-            hidden = linear(self.width, self.head.width, generator=generator)
-            last = linear(self.head.width, shape.outputs, generator=generator)
-            return ReverseModeHead(nn.Sequential(hidden, nn.ReLU(), last), loss)
-        layer = linear(self.width, shape.outputs, generator=generator)
-        return LinearHead(layer, loss=loss) if isinstance(self.head, LinearHeadRecipe) else ProbedHead(layer, loss)
+    def trunk(self, features: int, generator: torch.Generator) -> nn.Module:
+        """Return :class:`~splitfg.models.MLP`."""
+        return self.plain_trunk(features, generator)
 
 
 @dataclass(frozen=True)
@@ -163,54 +215,16 @@ class TableRecipe:
         clip: Joint clipping bound.
     """
 
-    method: TabularMethod
-    network: Network
+    method: TableMethod
+    network: NetworkRecipe
     optimizer: Adam
     rho: float = 1.0
     clip: float = 1.0
 
     def build(self, shape: TableShape, generator: torch.Generator) -> Learner:
-        """The learner, on the generator's device.
+        """Build the learner, on the generator's device.
 
         Raises:
-            SplitError: The method cannot learn this.
+            SplitError: The method cannot learn this table.
         """
-        from splitfg._split import Split
-        from splitfg.learners import GradientLearner
-        from splitfg.learners.hopfield import HopfieldReadout
-
-        if isinstance(self.method, ForwardForwardMethod):
-            return self._forward_forward(self.method, shape, generator)
-        local = isinstance(self.method, PredictiveCodingMethod)
-        make_trunk = self.network.plain_trunk if local else self.network.trunk
-        trunk = make_trunk(shape.features, generator)
-        if isinstance(self.method, HopfieldMethod):
-            return HopfieldReadout(trunk, classes=shape.classes, capacity=self.method.capacity)
-        split = Split(trunk, self.network.build_head(shape, generator))
-        optimizer = self.optimizer.build(split, rho=self.rho)
-        return GradientLearner(split, self.method.build(), optimizer, max_norm=self.clip)
-
-    def _forward_forward(
-        self, method: ForwardForwardMethod, shape: TableShape, generator: torch.Generator
-    ) -> ForwardForward:
-        import torch
-
-        from splitfg.errors import SplitError
-        from splitfg.learners.forward_forward import ForwardForward
-        from splitfg.learners.goodness import Contrast, HardNegatives
-
-        if shape.classes is None:
-            raise SplitError(
-                ["Forward-Forward compares labels, so it cannot learn a real value: choose another method"]
-            )
-        mlp = self.network.plain_trunk(shape.features + shape.classes, generator)
-        settings = self.optimizer
-        return ForwardForward(
-            mlp,
-            torch.optim.Adam(mlp.parameters(), lr=settings.lr, betas=settings.betas, eps=settings.eps),
-            classes=shape.classes,
-            label_scale=method.label_scale,
-            objective=Contrast(method.sharpness),
-            negatives=HardNegatives(method.negative_sharpness),
-            max_norm=self.clip,
-        )
+        return self.method.table_learner(self, shape, generator)

@@ -1,21 +1,33 @@
-"""Places inside a trunk: looking at what its modules read and write there, and closed forms around them."""
+"""Places inside a trunk: taps, recorded passes, layers that know their own gradient, and closed-form pullbacks."""
 
 from splitfg.sites._activities import Activities, ActivityTrunk
-from splitfg.sites._layers import LocalLayer, layer_gradients, under
+from splitfg.sites._layers import LocalLayer, has_layer_gradients, layer_gradients, under
 from splitfg.sites._path import ResidualPath, ResidualTrunk
-from splitfg.sites._pullback import ClosedForm, pull_back
+from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
+from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._taps import shifted, tapped
+from splitfg.sites._validate import validate_activities, validate_path
 
 __all__ = [
     "Activities",
     "ActivityTrunk",
+    "Calls",
     "ClosedForm",
     "LocalLayer",
+    "Recorder",
+    "Recording",
     "ResidualPath",
     "ResidualTrunk",
+    "TapPoints",
+    "has_layer_gradients",
+    "has_pull_back",
     "layer_gradients",
     "pull_back",
+    "record",
+    "record_run",
     "shifted",
     "tapped",
     "under",
+    "validate_activities",
+    "validate_path",
 ]

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from splitfg.numerics import widened
 from splitfg.types import Params
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -48,7 +49,7 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     if isinstance(module, ClosedForm):
         return module.pull_back(x, u)
     u = u.reshape(x.shape)
-    narrow, x, u = x.dtype, _wide(x), _wide(u)
+    narrow, x, u = x.dtype, widened(x), widened(u)
     if isinstance(module, nn.ReLU):
         return (u * (x > 0)).to(narrow), {}
     if not is_norm(module):
@@ -64,17 +65,12 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
 def affine_gradients(module: nn.Module, x: Tensor, u: Tensor) -> Params:
     """Of a norm: dL/dγ = Σ u ⊙ x̂ and dL/dβ = Σ u, of those there are."""
     found = {}
-    x, u = _wide(x), _wide(u)
+    x, u = widened(x), widened(u)
     over = (0, *range(2, x.ndim)) if isinstance(module, nn.GroupNorm) else tuple(range(x.ndim + _over(module)[0]))
     for name, p in module.named_parameters():
         summed = u * _standardised(module, x)[0].view(x.shape) if name == "weight" else u
         found[name] = summed.sum(over).to(p.dtype)
     return found
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In float32 at least, as torch's own norms compute."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _over(module: nn.Module) -> tuple[int, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from abc import ABC, abstractmethod
 from numbers import Integral, Real
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -14,20 +15,20 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from splitfg.data.errors import shorten
-from splitfg.data.preprocess import Floats, TableEncoding, is_number
-from splitfg.recipes import Adam
-from splitfg.recipes.tables import METHODS, Network, TableRecipe, TableShape, TabularMethod
+from splitfg.errors import shorten
+from splitfg.recipes import Adam, TableMethod
+from splitfg.recipes.tables import Network, TableRecipe, TableShape, table_methods
 from splitfg.sklearn._columns import readable, warn_of_identifiers
 from splitfg.sklearn._examples import Examples, check_weight
 from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer, device_problems
+from splitfg.sklearn.encoding import Floats, TableEncoding, is_number
 
 
 class TabularEstimator(BaseEstimator, ABC):
     """A TabM-style network trained on a table by any of the methods; see its two subclasses.
 
     Args:
-        method: Name of a method in :data:`splitfg.recipes.tables.METHODS`, or a recipe with settings of its own.
+        method: Name of a method of :func:`splitfg.recipes.tables.table_methods`, or a recipe with settings of its own.
         steps: Training steps.
         batch_size: Rows per step, at most all of them.
         learning_rate: Adam's.
@@ -47,7 +48,7 @@ class TabularEstimator(BaseEstimator, ABC):
 
     def __init__(
         self,
-        method: str | TabularMethod = "split_fg",
+        method: str | TableMethod = "split_fg",
         *,
         steps: int = 300,
         batch_size: int = 256,
@@ -217,7 +218,7 @@ class TabularEstimator(BaseEstimator, ABC):
         return list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
 
     def _recipe(self) -> TableRecipe:
-        network = Network(self.width, self.layers, self.members)
+        network = Network(width=self.width, layers=self.layers, members=self.members)
         return TableRecipe(_method(self.method), network, Adam(lr=self.learning_rate), self.rho, self.clip)
 
     def _check_settings(self) -> None:
@@ -252,15 +253,16 @@ class TabularEstimator(BaseEstimator, ABC):
         return tags
 
 
-def _method(method: str | TabularMethod) -> TabularMethod:
+def _method(method: str | TableMethod) -> TableMethod:
     if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"method {method!r} is unknown: choose one of {', '.join(METHODS)}, or give a recipe")
-        return METHODS[method]
-    kinds: tuple[type, ...] = get_args(TabularMethod)
-    if type(method) not in kinds:
-        names = ", ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"method must be a name or one of {names}, got {type(method).__name__}")
+        known = table_methods()
+        if method not in known:
+            near = difflib.get_close_matches(method, known, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"method {method!r} is unknown{meant}: choose one of {', '.join(known)}, or give a recipe")
+        return known[method]
+    if not isinstance(method, TableMethod):
+        raise ValueError(f"method must be a name or a recipe such as SplitFGMethod(K=8), got {type(method).__name__}")
     return method
 
 

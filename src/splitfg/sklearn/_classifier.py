@@ -11,9 +11,9 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 
-from splitfg.data.preprocess import Floats
 from splitfg.recipes.tables import TableShape
 from splitfg.sklearn._base import TabularEstimator
+from splitfg.sklearn.encoding import Floats
 
 
 class SplitFGClassifier(ClassifierMixin, TabularEstimator):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from splitfg.data.errors import DataError
-from splitfg.data.preprocess import is_number
+from splitfg.errors import DataError
+from splitfg.sklearn.encoding import is_number
 
 # What pandas calls values of an object column that are points or spans of time.
 _TIMES = {"datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"}

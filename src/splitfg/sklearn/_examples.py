@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from splitfg.data.preprocess import Floats, Rows
+from splitfg.sklearn.encoding import Floats, Rows
 
 # Whole-number weights are carried out as repetitions up to this many times the rows.
 _MOST_REPEATED = 10

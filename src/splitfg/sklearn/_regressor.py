@@ -11,9 +11,9 @@ from sklearn.base import RegressorMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import assert_all_finite
 
-from splitfg.data.preprocess import Floats, TargetScale
 from splitfg.recipes.tables import TableShape
 from splitfg.sklearn._base import TabularEstimator
+from splitfg.sklearn.encoding import Floats, TargetScale
 
 
 class SplitFGRegressor(RegressorMixin, TabularEstimator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitfg.data.epochs import Epochs
 from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes.tables import TableRecipe, TableShape
+from splitfg.training import Epochs
 
 # Rows are predicted in blocks of one size, the last one padded: products of another size are rounded in another way,
 # and the prediction for a row must not depend on the rows beside it.
@@ -119,7 +119,7 @@ class Trainer:
         """
         if recipe == self._recipe and device == self._device:
             return
-        network, known = asdict(recipe.network), asdict(self._recipe.network)
+        network, known = vars(recipe.network), vars(self._recipe.network)
         changed = ["method"] * (recipe.method != self._recipe.method) + ["device"] * (device != self._device)
         changed += [name for name in network if network[name] != known[name]]
         if changed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.numerics import wide, widened
 from splitfg.tangents._laws import Gaussian, TangentLaw
 from splitfg.tangents._layout import Layout
 from splitfg.types import Params
@@ -31,10 +32,10 @@ class RunningMagnitude:
     def update(self, grads: Params) -> None:
         """Take one more estimate into account, in place: a captured step goes on in the same memory."""
         if self._updates is None:
-            self._mean_square = {name: torch.zeros_like(g, dtype=_wide(g)) for name, g in grads.items()}
+            self._mean_square = {name: torch.zeros_like(g, dtype=wide(g.dtype)) for name, g in grads.items()}
             self._updates = next(iter(grads.values())).new_zeros((), dtype=torch.float64)
         for name, g in grads.items():
-            self._mean_square[name].lerp_(g.to(_wide(g)).square(), 1 - self.beta)
+            self._mean_square[name].lerp_(widened(g).square(), 1 - self.beta)
         self._updates += 1
 
     def of(self, layout: Layout) -> Tensor | None:
@@ -59,11 +60,6 @@ class RunningMagnitude:
         updates = int(state["updates"])  # type: ignore[call-overload]
         first = next(iter(self._mean_square.values()), torch.empty(0))
         self._updates = first.new_tensor(updates, dtype=torch.float64) if updates else None
-
-
-def _wide(g: Tensor) -> torch.dtype:
-    """A dtype in which a small part of a mean is not rounded away."""
-    return torch.promote_types(g.dtype, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError, refuse
-from splitfg.estimators._grads import norm
+from splitfg.numerics import norm
 from splitfg.types import Estimate, Params
 
 

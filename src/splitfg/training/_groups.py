@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg._split import Role, Split, require_split
 from splitfg.errors import SplitError
+from splitfg.splitting import Role, Split, require_split
 from splitfg.training._pair import OptimizerPair
 from splitfg.types import Params
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitfg.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
+from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 
 
 @dataclass(frozen=True)

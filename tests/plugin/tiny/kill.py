@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from splitfg.runs import RunFolder, execute, from_json, load_checkpoint
+from splitfg_lab.runs import RunFolder, execute, from_json, load_checkpoint
 from tiny import TinyConfig
 from tiny.run import run
 

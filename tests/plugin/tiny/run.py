@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitfg.runs import RunContext, fit
 from splitfg.types import Inputs, Learner, StepStats, Target
+from splitfg_lab.runs import RunContext, fit
 from tiny import Adam, TinyConfig
 
 

@@ -1,0 +1,14 @@
+"""Compiled forms of a split's parts, for estimators that declare how they compile."""
+
+from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
+from splitfg.compiled._recorder import Compile, CompiledRecorder
+
+__all__ = [
+    "Compile",
+    "CompiledEngine",
+    "CompiledRecorder",
+    "CompiledTrunk",
+    "whole",
+    "with_compiled_head",
+    "with_compiled_trunk",
+]

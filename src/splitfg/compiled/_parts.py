@@ -1,0 +1,150 @@
+"""Compiled parts that estimators build their compiled form from; everything around them stays ordinary Python.
+
+All compiled code is pure: the trunk under tangents (with forward mode *inside* the compiled function, since dual
+tensors handed into one have lost their tangents in some versions of torch), the trunk under reverse mode, and the
+loss with its closed form. Random numbers are drawn outside. The result is the same estimate, up to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.compiled._recorder import Compile
+from splitfg.heads import Facts, Head, LinearHead, OutputLoss, Spikes
+from splitfg.splitting import Places, Split, call, places_of
+from splitfg.types import Engine, Params, TrunkFunction
+
+
+def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply :func:`torch.compile` with static shapes; raises if the function cannot be compiled as a whole."""
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def with_compiled_head(split: Split, compile_: Compile = whole) -> Split:
+    """Return the same network with a compiled head; parameters are shared."""
+    return split.twin(split.trunk, _compiled_head(split.head, compile_))
+
+
+def with_compiled_trunk(split: Split, compile_: Compile = whole, *, trunk: nn.Module | None = None) -> Split:
+    """Return the same network with trunk and head compiled; parameters are shared.
+
+    Args:
+        split: The network.
+        compile_: Compiles a function.
+        trunk: Compiled in place of the split's own trunk; must compute the same function.
+    """
+    compiled = CompiledTrunk(split.trunk if trunk is None else trunk, compile_)
+    return split.twin(compiled, _compiled_head(split.head, compile_))
+
+
+def _compiled_head(head: Head, compile_: Compile) -> Head:
+    if not isinstance(head, LinearHead):
+        return head
+    return LinearHead(*head.layers, loss=_CompiledLoss(head.output_loss, compile_), block=head.block)
+
+
+class CompiledEngine:
+    """An engine that pushes tangents in compiled code.
+
+    Args:
+        engine: The engine to compile.
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
+        self._chunk, self._biased = engine.chunk, engine.biased
+        self._push = compile_(engine.__call__)
+
+    @property
+    def chunk(self) -> int | None:
+        """As the engine's."""
+        return self._chunk
+
+    @property
+    def biased(self) -> bool:
+        """As the engine's."""
+        return self._biased
+
+    def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+        """``h`` and ``dh``."""
+        pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
+        return pushed
+
+
+class CompiledTrunk(nn.Module):
+    """A trunk whose forward pass, and backward pass where there is one, are compiled.
+
+    Args:
+        trunk: Kept and shared.
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, trunk: nn.Module, compile_: Compile = whole) -> None:
+        super().__init__()
+        self.inner, self._places = trunk, places_of(trunk)
+        self._run = compile_(_run_trunk)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """h, as a function of the parameters in place at the moment: these may be another call's arguments."""
+        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs, self._places)
+        return h
+
+
+def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...], places: Places) -> Any:
+    return call(trunk, params, inputs, places=places)
+
+
+class _CompiledLoss(OutputLoss):
+    """A loss whose passes over the outputs are compiled: several become one.
+
+    Matrix products stay as they are: they write where their result is wanted, compiled code would copy it there.
+    """
+
+    def __init__(self, loss: OutputLoss, compile_: Compile) -> None:
+        super().__init__()
+        self.inner = loss
+        self._summed, self._look, self._residual = (compile_(f) for f in (loss.summed, loss.look, loss.residual_))
+
+    def fold(self, target: Tensor, width: int) -> Tensor:
+        return self.inner.fold(target, width)
+
+    def normaliser(self, target: Tensor, width: int) -> Tensor:
+        return self.inner.normaliser(target, width)
+
+    def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            # torch looks for a .grad on whatever enters compiled code, and warns of having done so
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
+            total: Tensor = self._summed(outputs, target)
+        return total
+
+    def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.inner.rowwise(outputs, target)
+
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+        return self.inner.rows(target, normaliser, width, dtype)
+
+    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
+        found: Facts = self._look(outputs, bias, seen)
+        return found
+
+    def base(self, rows: Facts, seen: Facts) -> Tensor:
+        return self.inner.base(rows, seen)
+
+    def residual_(
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
+    ) -> tuple[Tensor, Spikes | None]:
+        found: tuple[Tensor, Spikes | None] = self._residual(outputs, bias, first, rows, seen)
+        return found
+
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
+        return self.inner.shape_problems(leading, width, target)
+
+    def value_problems(self, width: int, target: Tensor) -> list[str]:
+        return self.inner.value_problems(width, target)

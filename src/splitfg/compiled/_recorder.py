@@ -1,0 +1,106 @@
+"""Recording a pass of a trunk in compiled code."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from splitfg.sites import Recording, TapPoints, record, record_run
+from splitfg.splitting import Split
+from splitfg.types import Inputs, Params
+
+Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a function to its compiled twin."""
+
+
+class CompiledRecorder:
+    """A :class:`~splitfg.sites.Recorder` that runs the trunk in compiled code.
+
+    A compiler does not follow taps that are put on modules and taken off again. So the pass is first traced to the
+    operators it comes down to, once for every shape of inputs; taps are none of them. Parameters, inputs and noise are
+    arguments of what is compiled; whatever else the trunk's code asks, numbers it holds for example, stays as it was.
+    A trunk that cannot be traced is run as it is.
+
+    Args:
+        compile_: What compiles a function.
+    """
+
+    def __init__(self, compile_: Compile) -> None:
+        self._compile = compile_
+        self._passes: dict[Hashable, tuple[_Pass | None, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, split: Split, x: Inputs, points: TapPoints, generator: torch.Generator | None) -> Recording:
+        """Record one pass; the noise is the same as in eager code."""
+        leaves, structure = pytree.tree_flatten(x)
+        facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        params, held = split.all_trunk_params(), tuple(split.trunk.buffers())
+        dtypes = tuple(p.dtype for p in params.values())
+        key = (split.training_flags(), points, structure, facts, dtypes, tuple(map(id, held)))
+        if key not in self._passes:
+            self._passes[key] = self._traced(split, x, points), held
+        traced, _ = self._passes[key]
+        if traced is None:
+            return record(split, x, points, generator)
+        return traced(params, [leaf for leaf in leaves if isinstance(leaf, Tensor)], generator)
+
+    def _traced(self, split: Split, x: Inputs, points: TapPoints) -> _Pass | None:
+        try:
+            return _trace(split, x, points, self._compile)
+        except RuntimeError as error:
+            words = "the trunk cannot be traced for compiling, and is run as it is"
+            warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
+            return None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One traced pass, and the noise it takes in the order of writes: the writer's name and a tensor like it."""
+
+    run: Callable[[Params, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, dict[str, list[Tensor]], Tensor | None]]
+    moved: Sequence[tuple[str, Tensor]]
+    wrote: Mapping[str, Sequence[torch.Size]]
+
+    def __call__(self, params: Params, tensors: Sequence[Tensor], generator: torch.Generator | None) -> Recording:
+        noise: dict[str, list[Tensor]] = defaultdict(list)
+        drawn = []
+        for name, like in self.moved:
+            drawn.append(torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator))
+            noise[name].append(drawn[-1])
+        h, reads, response = self.run(params, tensors, drawn)
+        return Recording(h, reads, self.wrote, noise, response)
+
+
+def _trace(split: Split, x: Inputs, points: TapPoints, compile_: Compile) -> _Pass:
+    leaves, structure = pytree.tree_flatten(x)
+    moved: list[tuple[str, Tensor]] = []
+
+    def observed(params: Params, tensors: Sequence[Tensor], draw: Callable[[str, Tensor], Tensor]) -> Recording:
+        left = iter(tensors)
+        filled = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        f = split.trunk_function(pytree.tree_unflatten(filled, structure))
+        return record_run(split.trunk, lambda: f(params), points, draw)
+
+    def remember(name: str, z: Tensor) -> Tensor:
+        zero = torch.zeros((), dtype=z.dtype, device=z.device)
+        moved.append((name, zero.expand(z.shape)))  # takes no memory
+        return zero
+
+    def run(params: Params, tensors: Sequence[Tensor], drawn: Sequence[Tensor]) -> tuple[Any, ...]:
+        left = iter(drawn)
+        recording = observed(params, tensors, lambda *_: next(left))
+        return recording.h, dict(recording.reads), recording.response
+
+    params, tensors = split.all_trunk_params(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    wrote = observed(params, tensors, remember).wrote
+    traced = make_fx(run)(params, tensors, [like.contiguous() for _, like in moved])
+    traced.graph.eliminate_dead_code()  # forward mode's own questions about shapes
+    traced.recompile()
+    return _Pass(compile_(traced), moved, wrote)

@@ -1,0 +1,125 @@
+"""Predictive coding: latents settle between what the layer below predicts and what the head wants.
+
+Whittington and Bogacz (2017), Millidge et al. (2022). In the limits of stiff latents, or of small settling
+steps, its weight update is backpropagation's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.errors import SplitError, refuse
+from splitfg.models import MLP
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch, check_h, check_loss
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class PredictiveCoding:
+    """The gradient of a ReLU MLP by local error settling: an estimator without JVPs and reverse mode.
+
+    Every layer l = 1..m of the trunk has latents z_l beside its prediction μ_l = W_l f(z_{l-1}) + b_l, with
+    f = ReLU, f(z_0) = x and errors e_l = z_l - μ_l. For N rows the energy is
+
+        E = L(head(f(z_m)), y) + κ/(2N) Σ_l ‖e_l‖².
+
+    Latents start at their predictions and descend E with rate γ, each reading only its neighbours:
+
+        z_m ← z_m - γ (e_m + (N/κ) f'(z_m) ∘ u),    z_l ← z_l - γ (e_l - f'(z_l) ∘ (e_{l+1} W_{l+1})),
+
+    with u = dL/dh from the head in closed form. Then weights follow the local, Hebbian
+    dE/dW_l = -(κ/N) e_lᵀ f(z_{l-1}), and the head its exact gradient at the settled f(z_m).
+
+    Biased, except in the limits: as κ → ∞ with settled latents, κ e_l / N tends to minus backpropagation's
+    δ_l; as γ → 0 with at least m steps, every layer's gradient tends to a positive multiple of it.
+
+    Args:
+        settle_steps: Settling steps per batch; at least the number of layers, or the first ones get nothing.
+        settle_rate: γ. Large rates diverge once weights have grown.
+        stiffness: κ, the latents' precision relative to the output's.
+    """
+
+    settle_steps: int = 4
+    settle_rate: float = 0.1
+    stiffness: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot settle."""
+        found = [] if self.settle_steps >= 1 else [f"settle_steps must be at least 1, got {self.settle_steps}"]
+        for name in ("settle_rate", "stiffness"):
+            if not getattr(self, name) > 0:
+                found.append(f"{name} must be positive, got {getattr(self, name)}")
+        refuse(found)
+
+    @torch.no_grad()
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """The energy's gradient at settled latents; the loss is that of the plain forward pass. Draws nothing."""
+        check_batch(split, x, y, generator)
+        layers = self._layers(split)
+        assert isinstance(x, Tensor)
+        z = _forward(layers, x)
+        check_h(split, torch.relu(z[-1]), y)
+        exact = split.head(torch.relu(z[-1]), y)
+        check_loss(exact.loss)
+        loss = exact.loss
+        for _ in range(self.settle_steps):
+            z = self._settled(layers, x, z, exact.u)
+            exact = split.head(torch.relu(z[-1]), y)
+        grads = self._trunk_gradients(split, layers, x, z) | split.named_head_grads(exact.grads)
+        return Estimate(loss, grads, Stats(biased=True, norms={"u": exact.u.norm()}))
+
+    def _settled(self, layers: list[nn.Linear], x: Tensor, z: list[Tensor], u: Tensor) -> list[Tensor]:
+        """All latents after one step down the energy, taken at once."""
+        errors = _errors(layers, x, z)
+        wanted = [e @ layer.weight for e, layer in zip(errors[1:], layers[1:], strict=True)]
+        wanted.append(-u * (x.shape[0] / self.stiffness))
+        return [z_l - self.settle_rate * (e - (z_l > 0) * w) for z_l, e, w in zip(z, errors, wanted, strict=True)]
+
+    def _trunk_gradients(self, split: Split, layers: list[nn.Linear], x: Tensor, z: list[Tensor]) -> Params:
+        """dE/dW_l and dE/db_l under the model's names, frozen parameters left out."""
+        names: dict[Tensor, str] = {p: name for name, p in split.model.named_parameters()}
+        trained, grads = split.trunk_params(), {}
+        inputs = [x, *(torch.relu(z_l) for z_l in z[:-1])]
+        for layer, e, v in zip(layers, _errors(layers, x, z), inputs, strict=True):
+            dz = e * (-self.stiffness / x.shape[0])
+            grads[names[layer.weight]], grads[names[layer.bias]] = dz.T @ v, dz.sum(dim=0)
+        return {name: g for name, g in grads.items() if name in trained}
+
+    def _layers(self, split: Split) -> list[nn.Linear]:
+        """The trunk's linear layers.
+
+        Raises:
+            SplitError: If the trunk is no :class:`~splitfg.models.MLP`, or too few steps reach its first layer.
+        """
+        if not isinstance(split.trunk, MLP):
+            raise SplitError(
+                [f"predictive coding settles an MLP, got {type(split.trunk).__name__}: use splitfg.models.MLP"]
+            )
+        layers = [layer for layer in split.trunk.layers if isinstance(layer, nn.Linear)]
+        if self.settle_steps < len(layers):
+            raise SplitError(
+                [
+                    f"{self.settle_steps} settling steps cannot carry an error through {len(layers)} layers:"
+                    f" set settle_steps to at least {len(layers)}"
+                ]
+            )
+        return layers
+
+
+def _forward(layers: list[nn.Linear], x: Tensor) -> list[Tensor]:
+    """The latents of a plain forward pass, where all errors are zero."""
+    z = []
+    for layer in layers:
+        z.append(layer(x))
+        x = torch.relu(z[-1])
+    return z
+
+
+def _errors(layers: list[nn.Linear], x: Tensor, z: list[Tensor]) -> list[Tensor]:
+    """e_l = z_l - (W_l f(z_{l-1}) + b_l)."""
+    inputs = [x, *(torch.relu(z_l) for z_l in z[:-1])]
+    return [z_l - layer(v) for z_l, layer, v in zip(z, layers, inputs, strict=True)]

@@ -1,0 +1,118 @@
+"""Recording one forward pass: h, the inputs of chosen modules, and the response to noise at their outputs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp
+
+from splitfg.sites._taps import tapped
+from splitfg.splitting import Split, explained
+from splitfg.splitting.checks import skip_checks
+from splitfg.types import Inputs
+
+Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
+"""From a module's name to a tensor for every call of it."""
+
+Draw: TypeAlias = Callable[[str, Tensor], Tensor]
+"""From a module's name and what it wrote to noise of that shape."""
+
+
+@dataclass(frozen=True)
+class TapPoints:
+    """The modules of a trunk that a recorded pass taps.
+
+    Attributes:
+        read: Modules whose inputs are recorded.
+        moved: Modules whose outputs get noise.
+        top: The module whose input is the response to that noise; ``None`` for h.
+    """
+
+    read: tuple[str, ...]
+    moved: tuple[str, ...] = ()
+    top: str | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The result of a recorded pass.
+
+    Attributes:
+        h: The representation.
+        reads: Inputs of the read modules, one for every call.
+        wrote: Shapes of their outputs, likewise.
+        noise: Unit noise e added to the outputs of the moved modules, one for every call.
+        response: J e, the change of the top's input to first order in all noise together; ``None`` without noise.
+    """
+
+    h: Tensor
+    reads: Calls
+    wrote: Mapping[str, Sequence[torch.Size]]
+    noise: Calls
+    response: Tensor | None
+
+
+class Recorder(Protocol):
+    """Runs a trunk once and records the pass."""
+
+    def __call__(self, split: Split, x: Inputs, points: TapPoints, generator: torch.Generator | None) -> Recording:
+        """Record one pass; noise is drawn from the generator in the order in which modules are called."""
+
+
+def record(split: Split, x: Inputs, points: TapPoints, generator: torch.Generator | None) -> Recording:
+    """Record one pass in eager code. Forward mode carries the noise along, so the trunk runs once."""
+
+    def draw(_: str, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+    run = partial(split.trunk_function(x), {})
+    if skip_checks() or not points.moved:
+        return record_run(split.trunk, run, points, draw)
+    with explained(split, x):
+        return record_run(split.trunk, run, points, draw)
+
+
+def record_run(trunk: nn.Module, run: Callable[[], Tensor], points: TapPoints, draw: Draw) -> Recording:
+    """Record a call of ``run``, which must run the trunk once.
+
+    All noise is one direction, so the derivative is by one number t: moved modules write z + t e, at t = 0.
+    """
+    wrote: dict[str, list[torch.Size]] = defaultdict(list)
+
+    def f(t: Tensor | None) -> tuple[Tensor, tuple[Tensor, Calls, Calls]]:
+        reads: dict[str, list[Tensor]] = defaultdict(list)
+        noise: dict[str, list[Tensor]] = defaultdict(list)
+        tops: list[Tensor] = []
+
+        def tap(name: str, a: Tensor, z: Tensor) -> Tensor | None:
+            if name == points.top:
+                tops.append(a)
+            if name in points.read:
+                reads[name].append(a.detach())  # without its tangent
+                wrote[name].append(z.shape)
+            if t is None or name not in points.moved:
+                return None
+            noise[name].append(draw(name, z))
+            return z + t * noise[name][-1]
+
+        with tapped(trunk, _each(points), tap):
+            h = run()
+        return (tops[0] if tops else h), (h, dict(reads), dict(noise))
+
+    if not points.moved:
+        _, (h, reads, _) = f(None)
+        return Recording(h, reads, wrote, {}, None)
+    p = next(p for p in trunk.parameters() if p.is_floating_point())
+    still = torch.zeros((), dtype=p.dtype, device=p.device)
+    _, response, (h, reads, noise) = jvp(f, (still,), (torch.ones_like(still),), has_aux=True)  # type: ignore[misc]
+    return Recording(h, reads, wrote, noise, response)
+
+
+def _each(points: TapPoints) -> Collection[str]:
+    return dict.fromkeys((*points.read, *points.moved, *(() if points.top is None else (points.top,))))

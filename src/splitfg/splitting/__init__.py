@@ -1,0 +1,24 @@
+"""Networks cut at h: the split itself, cutting a model, black-box trunks, and validation of splits and batches."""
+
+from splitfg.splitting._black_box import BlackBoxTrunk
+from splitfg.splitting._call import Places, call, places_of
+from splitfg.splitting._cut import names_of, original, replaced, submodule
+from splitfg.splitting._operators import explained
+from splitfg.splitting._split import Role, Split, Tied, require_split, split
+
+__all__ = [
+    "BlackBoxTrunk",
+    "Places",
+    "Role",
+    "Split",
+    "Tied",
+    "call",
+    "explained",
+    "names_of",
+    "original",
+    "places_of",
+    "replaced",
+    "require_split",
+    "split",
+    "submodule",
+]

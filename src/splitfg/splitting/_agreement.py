@@ -1,0 +1,94 @@
+"""Whether the two halves of a cut make up the model, and if not, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.heads import Head, LinearHead
+from splitfg.splitting._cut import linears
+from splitfg.types import Inputs
+
+Made: TypeAlias = Sequence[tuple[str, Tensor]]
+"""What linear layers gave, by name, in the order they were called."""
+
+
+def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tensor], x: Inputs) -> str | None:
+    """Why what the head computes on these inputs is not what the model returns, or ``None`` if it is.
+
+    Args:
+        model: The model that was cut.
+        head: What follows the cut.
+        predict: The head's outputs for given inputs.
+        x: Inputs.
+    """
+    returned, made = _returned_and_made(model, x)
+    if not isinstance(returned, Tensor):
+        return (
+            f"the model returns a {type(returned).__name__}, not its outputs alone: wrap it in a module whose forward"
+            " returns its outputs (logits), and split that"
+        )
+    readout = _readout_name(model, head)
+    if not _same(returned, predict, x) or (isinstance(head, LinearHead) and not _made_by(readout, returned, made)):
+        return _what_differs(readout, returned, made)
+    return None if returned.ndim > 1 else _squeezed(returned)
+
+
+def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
+    """What the model returns, and what its linear layers give on the way."""
+    made: list[tuple[str, Tensor]] = []
+    handles = [
+        layer.register_forward_hook(lambda *call, name=name: made.append((name, call[-1])))
+        for name, layer in linears(model).items()
+    ]
+    try:
+        with torch.no_grad():
+            return model(*(x if isinstance(x, tuple) else (x,))), made
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _readout_name(model: nn.Module, head: Head) -> str | None:
+    """The model's name for a linear head's last layer."""
+    layers = head.layers[-1:] if isinstance(head, LinearHead) else ()
+    return next((name for name, module in model.named_modules() if module in layers), None)
+
+
+def _same(returned: Tensor, predict: Callable[[Inputs], Tensor], x: Inputs) -> bool:
+    try:
+        ours = predict(x)
+    except Exception:  # halves that do not even fit
+        return False
+    return returned.shape == ours.shape and torch.allclose(returned, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
+    """Whether the named layer was called once and gave what the model returns: numbers may agree by chance."""
+    own = [output for other, output in made if other == name]
+    return len(own) == 1 and own[0] is returned
+
+
+def _what_differs(readout: str | None, returned: Tensor, made: Made) -> str:
+    makers = [name for name, output in made if output is returned and name != readout]
+    if readout and makers:
+        return f"the model's outputs come from {makers[0]}, not from {readout}: cut there with at={makers[0]!r}"
+    if any(name == readout and output.shape == (*returned.shape, 1) for name, output in made):
+        return _squeezed(returned)
+    return (
+        f"trunk and head do not add up to the model at {readout or 'the cut'}: something follows the last linear layer,"
+        " or it is called several times. Return what that layer gives (CrossEntropy() takes logits, not probabilities),"
+        " or take what follows into the head with head=ReverseModeHead, or cut elsewhere with at=..., or build"
+        " Split(trunk, head) by hand"
+    )
+
+
+def _squeezed(returned: Tensor) -> str:
+    shape = tuple(returned.shape)
+    return (
+        f"the model returns outputs of shape {shape}, without a last dimension: let it return {(*shape, 1)}, without"
+        " squeeze, and give targets of that shape"
+    )

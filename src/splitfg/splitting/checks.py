@@ -1,0 +1,224 @@
+"""Refusing early: everything that is wrong with a split and a batch, at once, with what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from splitfg.errors import NonFiniteError, SplitError, refuse
+from splitfg.splitting._black_box import BlackBoxTrunk
+from splitfg.splitting._split import FIRST_BATCH, Split, require_split
+from splitfg.types import Inputs, Target
+
+_BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
+_RUNNING_STATISTICS = (nn.modules.instancenorm._InstanceNorm,)
+
+
+def skip_checks() -> bool:
+    """Whether values may not be looked at now, because a compiled or captured step is being made."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def has_rows(value: Any) -> bool:
+    """Whether it is a tensor or an array (a black box may read those) with a first dimension to cut."""
+    return len(getattr(value, "shape", ())) > 0
+
+
+def check_batch(
+    split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None, *, tangents: bool = True
+) -> None:
+    """Refuse a batch that cannot work, before anything is computed; on failure h is looked at too.
+
+    The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound; so
+    does the first one after modules have gone from evaluation to training or back.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        generator: What is drawn from, if anything is.
+        tangents: Whether the trunk's parameters are moved to see what happens.
+
+    Raises:
+        SplitError: With everything that is wrong.
+    """
+    require_split(split)
+    if skip_checks():
+        return
+    found = _mode_problems(split) + _table_problems(split, tangents) + batch_problems(split, x, y, generator)
+    if found:
+        raise SplitError(found + _further_problems(split, x, y))
+    split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, x))
+
+
+def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> list[str]:
+    """What is wrong with the inputs, the target or the generator, as far as can be told without running anything."""
+    found = _tensor_problems(split, x, y)
+    device = next(iter(split.trained_params().values())).device
+    if not isinstance(generator, torch.Generator | None):
+        found.append(f"the generator is {generator!r}: use torch.Generator({device.type!r}).manual_seed(0)")
+    elif generator is not None and generator.device.type != device.type:
+        found.append(
+            f"the generator is on {generator.device}, the parameters on {device}: use torch.Generator({device.type!r})"
+        )
+    return found
+
+
+def check_h(split: Split, h: Tensor, y: Target) -> None:
+    """Refuse an h, of the batch or a part of it, that does not fit the head and the whole batch's target."""
+    if skip_checks():
+        return
+    refuse(split.head.problems(h, y))
+    _require_finite(h, "h")
+
+
+def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
+    """Refuse a loss, or scores, that are not finite."""
+    if not skip_checks():
+        _require_finite(loss, "the loss")
+        if scores is not None:
+            _require_finite(scores, "a score <u, J v>")
+
+
+def _mode_problems(split: Split) -> list[str]:
+    found = []
+    for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
+        if isinstance(module, _RUNNING_STATISTICS) and module.training and module.track_running_stats:
+            found.append(
+                f"{name} ({type(module).__name__}) moves its running statistics with every batch: call .eval() on it,"
+                " or make it with track_running_stats=False"
+            )
+        if isinstance(module, _BATCH_STATISTICS) and (module.training or module.running_mean is None):
+            found.append(
+                f"{name} ({type(module).__name__}) uses batch statistics, which are no function of the parameters"
+                " alone: call .eval() on it, or replace it by nn.GroupNorm"
+            )
+        cure = _cure_of_randomness(module) if module.training else None
+        if cure:
+            found.append(
+                f"{name} ({type(module).__name__}) is random in training mode, so h and J·v would not belong"
+                f" together: call .eval() on it or {cure}"
+            )
+    return found
+
+
+def _cure_of_randomness(module: nn.Module) -> str | None:
+    """How to keep a module of torch from drawing numbers in training mode, or ``None`` if it draws none."""
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        return "set p=0"
+    if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
+        return "set dropout=0"
+    if isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1:
+        return "set dropout=0"
+    if isinstance(module, nn.RReLU) and module.lower < module.upper:
+        return "use nn.LeakyReLU"
+    return None
+
+
+def _table_problems(split: Split, tangents: bool) -> list[str]:
+    """Tables whose backward rule is not the derivative of what they compute, or that write to their own weight."""
+    found = []
+    for name, module in split.trunk.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        label = f"{name or 'the trunk'} ({type(module).__name__})"
+        if module.max_norm is not None:
+            found.append(f"{label} shortens its own rows in place: make it with max_norm=None")
+        pads = isinstance(module, nn.Embedding) and module.padding_idx is not None  # a bag leaves the row out of h
+        if tangents and pads and _moves(split, module.weight):
+            found.append(
+                f"{label} has padding_idx={module.padding_idx}, a row that backprop never trains although h depends on"
+                " it: make it with padding_idx=None and multiply what it gives by (tokens != padding).unsqueeze(-1)"
+            )
+        if tangents and module.scale_grad_by_freq and _moves(split, module.weight):
+            found.append(
+                f"{label} divides its gradient by how often a row is read, which is no derivative: make it with"
+                " scale_grad_by_freq=False"
+            )
+    return found
+
+
+def _moves(split: Split, p: Tensor) -> bool:
+    """Whether tangents are drawn for this parameter."""
+    drawn = split.trunk_params()
+    return any(p is other for name, other in split.model.named_parameters() if name in drawn)
+
+
+def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
+    if not isinstance(y, Tensor):
+        return [f"the target is a {type(y).__name__}, not a tensor: use torch.as_tensor(target)"]
+    found = []
+    param = next(iter(split.trained_params().values()))
+    arrays = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor) or has_rows(t)]
+    tensors = [t for t in arrays if isinstance(t, Tensor)]
+    if len(tensors) < len(arrays) and not isinstance(split.trunk, BlackBoxTrunk):
+        found.append("the inputs hold an array that is no tensor: use torch.as_tensor(x)")
+    if any(len(t.shape) == 0 for t in (*arrays, y)):
+        what = "the target" if y.ndim == 0 else "an input"
+        found.append(f"{what} is a single number without rows: put what is not per row into the trunk, as a buffer")
+    elif any(t.shape[0] == 0 for t in (*arrays, y)):
+        found.append("the batch is empty: give at least one row")
+    elif arrays and len({t.shape[0] for t in (*arrays, y)}) > 1:
+        sizes = ", ".join(str(t.shape[0]) for t in (*arrays, y))
+        advice = "; put what is not per row into the trunk, as a buffer or by a closure" if len(arrays) > 1 else ""
+        found.append(f"inputs and target have different numbers of rows ({sizes}): they must match{advice}")
+    strangers = {str(t.device) for t in (*tensors, y) if t.device != param.device}
+    if strangers:
+        found.append(f"the batch is on {', '.join(sorted(strangers))}, the parameters on {param.device}: move one")
+    dtypes = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype != param.dtype}
+    if dtypes:
+        found.append(f"inputs are {', '.join(sorted(dtypes))}, the parameters {param.dtype}: cast one of them")
+    return found
+
+
+def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
+    """What else is wrong, as far as can be told although other problems were found."""
+    head = split.head
+    if not isinstance(y, Tensor):
+        return []
+    # running batch statistics would move them
+    moving = (*_BATCH_STATISTICS, *_RUNNING_STATISTICS)
+    still = not any(isinstance(m, moving) and m.training for m in split.model.modules())
+    try:
+        if still:
+            return head.problems(split.h(x), y)
+    except Exception:  # the problems already found may keep h from being computed
+        pass
+    return [] if head.out_features is None else head.output_loss.value_problems(head.out_features, y)
+
+
+def _first_use_problems(split: Split, x: Inputs) -> list[str]:
+    if isinstance(split.trunk, BlackBoxTrunk):
+        return []  # a device may well be noisy
+    copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
+    try:
+        h: object = split.trunk_function(x)(copies)
+    except Exception:
+        problem = split.disagreement(x)
+        if problem is None:
+            raise
+        return [problem]
+    written = [name for name, p in copies.items() if not p.is_inference() and p._version > 0]
+    if written:
+        return [f"the trunk writes to its parameters {', '.join(written)} in place: make it compute new tensors"]
+    if not isinstance(h, Tensor):
+        return [split.disagreement(x) or f"the trunk gives a {type(h).__name__}, not a tensor: return h alone"]
+    if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
+        return [
+            "the trunk gives another h when it is run again, so h and J·v would not belong together: switch its"
+            " randomness off (functional dropout looks at self.training: call .eval())"
+        ]
+    problem = split.disagreement(x)
+    return [] if problem is None else [problem]
+
+
+def _require_finite(value: Tensor, what: str) -> None:
+    if not bool(torch.isfinite(value).all()):
+        raise NonFiniteError(
+            [f"{what} is not finite: check the inputs, or lower the learning rate or the trunk step scale rho"]
+        )

@@ -1,0 +1,122 @@
+"""From gradients to new parameters: clip, write ``.grad``, set the rate, step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from splitfg.errors import refuse
+from splitfg.training._grads import clip_, write_grads
+from splitfg.training._schedule import Constant, Schedule
+from splitfg.types import Estimate
+
+
+class ScheduledOptimizer:
+    """An optimizer with a schedule on its learning rates.
+
+    Args:
+        optimizer: Any ``torch.optim`` optimizer.
+        schedule: Factor on every group's learning rate, by step. Without one, the optimizer's own rates are used, and
+            may be set from outside.
+
+    Attributes:
+        steps: Steps taken.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule | None) -> None:
+        self.optimizer = optimizer
+        self.schedule: Schedule = schedule if schedule is not None else Constant()
+        self.steps = 0
+        if self.scheduled:
+            for group in optimizer.param_groups:  # as torch's schedulers do; it travels with checkpoints
+                group.setdefault("initial_lr", float(group["lr"]))
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the schedule sets the rates."""
+        return not isinstance(self.schedule, Constant)
+
+    @property
+    def full_rates(self) -> tuple[float, ...]:
+        """The learning rate of every group of the optimizer, before the schedule's factor."""
+        groups = self.optimizer.param_groups
+        return tuple(float(g.get("initial_lr", g["lr"]) if self.scheduled else g["lr"]) for g in groups)
+
+    def step(self) -> None:
+        """Move the parameters along ``.grad``, at the schedule's rate."""
+        if self.scheduled:
+            factor = self.schedule(self.steps)
+            for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
+                group["lr"] = rate * factor
+        self.optimizer.step()
+        self.steps += 1
+
+
+class Update:
+    """The part of a training step that follows the estimate: clip, write ``.grad``, step the optimizer.
+
+    Args:
+        module: Owns the parameters; its names key the gradients.
+        optimizer: Any ``torch.optim`` optimizer over them.
+        schedule: Factor on every group's learning rate, by step.
+        max_norm: Joint clipping bound; ``None`` for no clipping.
+        apart: Names of parameters that are clipped separately from the others.
+
+    Attributes:
+        optimizer: The optimizer with its schedule.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        schedule: Schedule | None = None,
+        max_norm: float | None = 1.0,
+        apart: Collection[str] = (),
+    ) -> None:
+        refuse(_optimizer_problems(module, optimizer))
+        self.module, self.max_norm, self.apart = module, max_norm, apart
+        self.optimizer = ScheduledOptimizer(optimizer, schedule)
+
+    def __call__(self, estimate: Estimate) -> Estimate:
+        """Take one step along these gradients and return them as clipped; see :meth:`write`."""
+        clipped = self.write(estimate)
+        self.optimizer.step()
+        return clipped
+
+    def write(self, estimate: Estimate) -> Estimate:
+        """Clip the gradients in place, write them to ``.grad`` and return the clipped estimate."""
+        if self.max_norm is not None:
+            estimate = clip_(estimate, self.max_norm, apart=self.apart)
+        write_grads(self.module, estimate)
+        return estimate
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters, optimizer state and step count."""
+        optimizer = self.optimizer
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": optimizer.optimizer.state_dict(),
+            "step": optimizer.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from :meth:`state_dict`."""
+        self.module.load_state_dict(state["model"])
+        # torch keeps the very tensors it is given: copy them, so that the caller may load the state again
+        self.optimizer.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.optimizer.steps = state["step"]
+
+
+def _optimizer_problems(module: nn.Module, optimizer: object) -> list[str]:
+    if not hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        return [f"the optimizer is {kind}, which holds no parameters: a recipe builds one, {kind}(...).build(split)"]
+    own = {id(p) for p in module.parameters()}
+    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    return [f"the optimizer holds {strange} tensors that are no parameters of split.model"] if strange else []

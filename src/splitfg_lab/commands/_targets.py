@@ -1,0 +1,168 @@
+"""From names that people type to experiments, presets, seeds and run folders."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from splitfg_lab.commands.errors import UsageError
+from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset
+from splitfg_lab.experiments.spec import Paired
+from splitfg_lab.runs import RunFolder, differences, find_folders, override
+from splitfg_lab.runs.folder import variant_name
+
+LARGEST_SEED: Final = 2**32 - 1
+"""What every generator takes, numpy's too, with room to derive others from it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make: a preset, its config with overrides, and a seed."""
+
+    experiment: Experiment
+    preset: Preset
+    config: Any
+    seed: int
+
+    def folder(self, root: Path) -> RunFolder:
+        """Where it goes; overrides are part of the folder's name."""
+        changes = differences(self.preset.config, self.config)
+        return RunFolder.of(root, self.experiment.name, variant_name(self.preset.name, changes), self.seed)
+
+    def prepare(self, folder: RunFolder) -> None:
+        """Write the config into its folder, or make sure that the run which is there, finished or not, is this one.
+
+        Raises:
+            RunError: It is another one; the error shows the difference.
+        """
+        run = (self.experiment.name, self.preset.name, self.seed)
+        if not folder.finished:
+            folder.prepare(*run, self.config, completed=self.experiment.completed)
+            return
+        folder.require_run(*run)
+        folder.require_result()
+        changes = self.experiment.overrides(replace(self.preset, config=self.config), folder.report().config)
+        if changes:
+            raise folder.another_config("preset: as asked for now", changes)
+
+
+def target_names() -> list[str]:
+    """Everything that can be run: experiments, and ``experiment/`` with a preset, a table or a figure."""
+    return list(dict.fromkeys(name for e in EXPERIMENTS for p in e.presets for name in _names_of(e, p)))
+
+
+def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
+    """The presets that targets name.
+
+    A target is ``experiment/preset``, a bare ``experiment`` for all of its presets, ``experiment/table`` or
+    ``experiment/figure`` for those it shows (by its key), or a pattern with ``*``.
+
+    Raises:
+        UsageError: Some name nothing; the nearest names are suggested.
+    """
+    found: dict[str, tuple[Experiment, Preset]] = {}
+    problems: list[str] = []
+    for target in targets:
+        named = {
+            f"{e.name}/{p.name}": (e, p)
+            for e in EXPERIMENTS
+            for p in e.presets
+            if target in _names_of(e, p) or fnmatchcase(f"{e.name}/{p.name}", target)
+        }
+        if not named:
+            problems.append(_unknown(target))
+        found |= named
+    if problems:
+        raise UsageError("\n".join([*problems, "`splitfg ls` shows what there is."]))
+    return list(found.values())
+
+
+def find_preset(experiment: str, preset: str) -> tuple[Experiment, Preset]:
+    """The one preset of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for e in EXPERIMENTS:
+        for p in e.presets:
+            if (e.name, p.name) == (experiment, preset):
+                return e, p
+    raise UsageError(_unknown(f"{experiment}/{preset}"))
+
+
+def make_plans(targets: Sequence[str], settings: Sequence[str], seeds: Sequence[int] | None) -> list[Plan]:
+    """The runs to make, with overrides, for the given seeds or each preset's own.
+
+    Raises:
+        UsageError: Targets that name nothing.
+        ConfigError: Overrides that do not fit.
+    """
+    chosen = [(e, p, override(p.config, settings)) for e, p in find_presets(targets)]
+    return [Plan(e, p, config, seed) for e, p, config in chosen for seed in (p.seeds if seeds is None else seeds)]
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds as people write them: ``0,1,2`` or ``0-4``.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    try:
+        ranges = [[int(end) for end in part.split("-", 1)] for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text}: expected numbers and ranges, as in 0,1,2 or 0-4") from None
+    too_large = [str(end) for ends in ranges for end in ends if end > LARGEST_SEED]
+    if too_large:
+        raise UsageError(f"--seeds {text}: {', '.join(too_large)} is too large; seeds go up to {LARGEST_SEED}")
+    empty = [f"{first}-{last}" for first, last in ((ends[0], ends[-1]) for ends in ranges) if last < first]
+    if empty:
+        raise UsageError(f"--seeds {text}: {', '.join(empty)} runs backwards; the smaller number comes first")
+    return tuple(dict.fromkeys(seed for ends in ranges for seed in range(ends[0], ends[-1] + 1)))
+
+
+def find_runs(root: Path, names: Sequence[str]) -> list[RunFolder]:
+    """The run folders at or below the given paths or names (``experiment/preset/seed0``); all of them if none.
+
+    Raises:
+        UsageError: Some name no run folder.
+    """
+    if not names:
+        return find_folders(root)
+    found: dict[Path, RunFolder] = {}
+    problems: list[str] = []
+    for name in names:
+        places = dict.fromkeys((Path(name), root / name))  # one place where the name is a whole path
+        folders = [f for place in places for f in _folders_below(place)]
+        if not folders:
+            problems.append(f"no run folder at {' or '.join(map(str, places))}")
+        found |= {folder.path.resolve(): folder for folder in folders}
+    if problems:
+        raise UsageError("\n".join(problems))
+    return list(found.values())
+
+
+def _folders_below(start: Path) -> list[RunFolder]:
+    return [RunFolder(path.parent) for path in sorted(start.rglob("config.json"))]
+
+
+def _names_of(experiment: Experiment, preset: Preset) -> list[str]:
+    """The targets a preset answers to."""
+    tables = [t.key for t in experiment.tables if any(_shows(cell, preset) for row in t.rows for cell in row.cells)]
+    figures = [f.key for f in experiment.figures if preset.name in f.presets]
+    return [experiment.name, *(f"{experiment.name}/{name}" for name in (preset.name, *tables, *figures))]
+
+
+def _shows(cell: Cell | Paired | str | None, preset: Preset) -> bool:
+    if isinstance(cell, Paired):
+        return preset.name in (cell.preset, cell.against)
+    return isinstance(cell, Cell) and cell.preset == preset.name
+
+
+def _unknown(target: str) -> str:
+    names = target_names()
+    near = difflib.get_close_matches(target, names, n=3) or [n for n in names if target in n][:3]
+    return f"nothing is called {target!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")

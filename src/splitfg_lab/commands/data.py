@@ -1,0 +1,130 @@
+"""``data``: where data is, and how to get, prepare and check it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from splitfg_lab.commands._listing import listing_console, name_grid
+from splitfg_lab.commands._options import Json, complete_data
+from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
+
+data_app = typer.Typer(no_args_is_help=True, help="Find, fetch, prepare and verify data.")
+
+Name = Annotated[str, typer.Argument(help="A data set.", autocompletion=complete_data)]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Data sets; all prepared ones if none.", autocompletion=complete_data),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="The data folder; SPLITFG_DATA or the cache folder if not given.")
+]
+
+_COLOURS = {"prepared": "green", "found": "yellow", "missing": "dim", "broken": "red"}
+
+
+@data_app.command()
+def ls(folder: Folder = None, as_json: Json = False) -> None:
+    """List data sets and where each of them stands."""
+    from splitfg_lab.data import data_folder, status
+
+    found = status(folder)
+    if as_json:
+        typer.echo(json.dumps([vars(s) | {"path": s.path and str(s.path)} for s in found], indent=2))
+        return
+    console = listing_console()
+    console.print(Text(f"in {folder or data_folder()}", "dim"))
+    names = (f"{s.name} ({s.split})" if s.split else s.name for s in found)
+    rows = zip(names, found, strict=True)
+    console.print(name_grid((n, Text(s.state, _COLOURS[s.state]), Text(s.detail, "dim")) for n, s in rows))
+
+
+@data_app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets.", autocompletion=complete_data)],
+    folder: Folder = None,
+    mirror: Annotated[str | None, typer.Option(help="Take the files from below this address instead.")] = None,
+) -> None:
+    """Download the public files of data sets, going on where a cut transfer ended."""
+    from splitfg_lab.data import fetch as fetch_data
+
+    _require_known(names)
+    for name in names:
+        with _progress() as told:
+            files = fetch_data(name, folder, told, mirror=mirror)
+        typer.echo(f"{name}: {', '.join(map(str, files))}")
+
+
+@data_app.command()
+def prepare(
+    name: Name,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Files you have; what lies in the data folder if not given.")
+    ] = None,
+    folder: Folder = None,
+) -> None:
+    """Prepare a data set from files you have, or from those in the data folder."""
+    from splitfg_lab.data import prepare as prepare_data
+
+    _require_known([name])
+    with _progress() as told:
+        folders = prepare_data(name, source, folder, told)
+    typer.echo(f"{name}: {', '.join(map(str, folders))}")
+
+
+@data_app.command()
+def verify(names: Names = None, folder: Folder = None) -> None:
+    """Hash and count prepared data again."""
+    from splitfg_lab.data import status, verify as verify_data
+
+    _require_known(names or [])
+    chosen = names or sorted({s.name for s in status(folder) if s.state in ("prepared", "broken")})
+    failed = False
+    for name in chosen:
+        problems = verify_data(name, folder)
+        failed |= bool(problems)
+        typer.secho(f"{name}: {'; '.join(problems) or 'as it should be'}", fg="red" if problems else "green")
+    if not chosen:
+        typer.echo("nothing is prepared yet")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _require_known(names: Sequence[str]) -> None:
+    """Refuse names of no data set, with the nearest ones suggested."""
+    from splitfg.errors import DataError
+    from splitfg_lab.data import describe
+
+    problems = []
+    for name in names:
+        try:
+            describe(name)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar per file in a terminal, nothing elsewhere."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def told(name: str, done: int, total: int | None) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=total)
+            bars.update(tasks[name], completed=done, total=total)
+
+        yield told

@@ -1,0 +1,123 @@
+"""The process behind one run: ``python -m splitfg_lab.commands.worker FOLDER`` runs what ``FOLDER/config.json`` says.
+
+Events go to standard output as JSON lines; whatever the experiment itself prints goes to standard error. The exit code
+is 0 if the run is done, 1 if it diverged or failed, 2 if its config cannot be used, 130 if it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+from splitfg_lab.commands._targets import find_preset
+from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, FOR_PEOPLE, exit_code
+from splitfg_lab.experiments.spec import Experiment
+from splitfg_lab.runs import RunFolder, Runner, StoppedError, from_json
+from splitfg_lab.runs.context import Emit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one folder; the exit code."""
+    options = _parse(arguments)
+    folder = RunFolder(options.folder)
+    stream = _EventStream()
+    signal.signal(signal.SIGTERM, _interrupt)
+
+    def end(event: str, message: str, **more: bool) -> None:
+        stream({"event": event, "run": folder.name, "message": message, **more})
+
+    try:
+        return _work(folder, options.device, _listeners(stream, folder, tensorboard=options.tensorboard))
+    except StoppedError as error:
+        end("stopped", str(error))
+        return EXIT_STOPPED
+    except KeyboardInterrupt:
+        end("stopped", "stopped without saving; its last checkpoint, if any, is intact")
+        return EXIT_STOPPED
+    except FOR_PEOPLE as error:
+        traceback.print_exc()
+        end("failed", str(error), refused=not stream.begun)
+        return exit_code(error)
+    except Exception as error:
+        traceback.print_exc()
+        end("failed", f"{type(error).__name__}: {error}; see {folder.log_path}")
+        return EXIT_FAILED
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m splitfg_lab.commands.worker", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tensorboard", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _work(folder: RunFolder, device: str, emit: Emit) -> int:
+    from splitfg_lab.runs import execute
+
+    identity = folder.identity()
+    experiment, preset = find_preset(identity.experiment, identity.preset)
+    config = from_json(type(preset.config), experiment.completed(identity.config))
+    report = execute(folder, _load_runner(experiment), config, device=device, emit=emit)
+    return EXIT_OK if report.status == "done" else EXIT_FAILED
+
+
+def _load_runner(experiment: Experiment) -> Runner:
+    module, _, name = experiment.runner.partition(":")
+    return cast(Runner, getattr(importlib.import_module(module), name))
+
+
+def _listeners(stream: Emit, folder: RunFolder, *, tensorboard: bool) -> Emit:
+    if not tensorboard:
+        return stream
+    from splitfg_lab.runs.tensorboard import TensorBoardLog
+
+    log = TensorBoardLog(folder.path / "tensorboard")
+
+    def both(event: dict[str, Any]) -> None:
+        stream(event)
+        log(event)
+
+    return both
+
+
+class _EventStream:
+    """Standard output, taken over: what other code prints there goes to standard error instead.
+
+    Attributes:
+        begun: Whether a step has been taken.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._watched = True
+        self._handle = os.dup(1)
+        os.dup2(2, 1)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.begun |= event["event"] in ("progress", "metrics")
+        if not self._watched:
+            return
+        try:
+            os.write(self._handle, json.dumps(event).encode() + b"\n")
+        except BrokenPipeError:
+            # whoever watched is gone: save and stop, as if asked to
+            self._watched = False
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Data: find, fetch, prepare, verify, load.
+
+The data folder is ``SPLITFG_DATA``, else ``data`` in the platform's cache folder. In it:
+
+- raw files, as fetched or put there by hand: ``tabular/NAME.parquet`` (or csv, arff), ``images/`` with the official
+  CIFAR archives, ``text/`` with WikiText's raw lines, token shards and ``gpt2_bpe/``; every entry of the catalogue
+  lists the names it is recognised by (``DataSet.raw``);
+- ``prepared/NAME/`` with plain arrays and ``meta.json``, made by :func:`prepare` or on first use by a loader, and made
+  again where a raw file it was made from has been replaced by another. Where the folder is read-only, prepared data
+  goes to a folder of its own in the cache.
+
+Importing this package imports neither torch nor numpy nor pandas: names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splitfg_lab.data._fetch import fetch
+    from splitfg_lab.data._folder import cache_folder, data_folder
+    from splitfg_lab.data._load import Images, Table, load_images, load_table, load_tokens
+    from splitfg_lab.data._prepare import load_encoding, prepare
+    from splitfg_lab.data._verify import Status, status, verify
+    from splitfg_lab.data._writing import OnProgress
+    from splitfg_lab.data.catalogue import CATALOGUE, describe, names
+    from splitfg_lab.data.errors import PreparedAgainWarning
+    from splitfg_lab.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet, TextSplit
+    from splitfg_lab.data.windows import Windows
+
+_HOMES = {
+    "_fetch": ("fetch",),
+    "_writing": ("OnProgress",),
+    "_folder": ("cache_folder", "data_folder"),
+    "_load": ("Images", "Table", "load_images", "load_table", "load_tokens"),
+    "_prepare": ("load_encoding", "prepare"),
+    "_verify": ("Status", "status", "verify"),
+    "catalogue": ("CATALOGUE", "describe", "names"),
+    "errors": ("PreparedAgainWarning",),
+    "specs": ("DataSet", "FileSet", "ImageSet", "TableSet", "TextSet", "TextSplit"),
+    "windows": ("Windows",),
+}
+_HOME_OF = {name: home for home, held in _HOMES.items() for name in held}
+
+__all__ = [
+    "CATALOGUE",
+    "DataSet",
+    "FileSet",
+    "ImageSet",
+    "Images",
+    "OnProgress",
+    "PreparedAgainWarning",
+    "Status",
+    "Table",
+    "TableSet",
+    "TextSet",
+    "TextSplit",
+    "Windows",
+    "cache_folder",
+    "data_folder",
+    "describe",
+    "fetch",
+    "load_encoding",
+    "load_images",
+    "load_table",
+    "load_tokens",
+    "names",
+    "prepare",
+    "status",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

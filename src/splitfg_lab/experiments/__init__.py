@@ -1,0 +1,84 @@
+"""Experiments: one folder per table or figure of the paper, each with its presets and the paper's numbers.
+
+A folder ``experiments/<name>/`` exposes ``EXPERIMENT`` and is found by being there. Other packages add theirs by an
+entry point of the group ``splitfg_lab.experiments`` that names an :class:`Experiment`::
+
+    [project.entry-points."splitfg_lab.experiments"]
+    my_experiment = "my_package.my_experiment:EXPERIMENT"
+
+Nothing here imports torch; an experiment's runner is imported only when it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Figure, Paired, Paper, Preset, Row, Sweep, Table
+from splitfg_lab.runs.names import is_plain, natural
+
+if TYPE_CHECKING:
+    EXPERIMENTS: tuple[Experiment, ...]
+    """All experiments, in the order of the paper."""
+
+__all__ = [
+    "EXPERIMENTS",
+    "Cell",
+    "Curves",
+    "Experiment",
+    "Figure",
+    "Paired",
+    "Paper",
+    "Preset",
+    "Row",
+    "Sweep",
+    "Table",
+]
+
+
+def __getattr__(name: str) -> tuple[Experiment, ...]:
+    # found at first use: a plug-in imports this package before it can be imported from here
+    if name == "EXPERIMENTS":
+        return _experiments()
+    raise AttributeError(f"module 'splitfg_lab.experiments' has no attribute {name!r}")
+
+
+@functools.cache
+def _experiments() -> tuple[Experiment, ...]:
+    found = sorted([*_shipped(), *_plugged_in()], key=lambda e: (natural(e.source), e.name))
+    problems = [*_twice(e.name for e in found), *(p for e in found for p in _wrong_names(e))]
+    if problems:
+        raise ValueError("experiments cannot be told apart or put into folders:\n" + "\n".join(problems))
+    return tuple(found)
+
+
+def _shipped() -> Iterator[Experiment]:
+    for module in pkgutil.iter_modules(__path__):
+        if module.ispkg:
+            yield importlib.import_module(f"{__name__}.{module.name}").EXPERIMENT
+
+
+def _plugged_in() -> Iterator[Experiment]:
+    for entry in metadata.entry_points(group="splitfg_lab.experiments"):
+        experiment = entry.load()
+        if not isinstance(experiment, Experiment):
+            raise TypeError(f"the entry point {entry.name} = {entry.value} of {entry.dist} is not an Experiment")
+        yield experiment
+
+
+def _twice(names: Iterator[str]) -> list[str]:
+    return [f"  {name} is there {count} times" for name, count in Counter(names).items() if count > 1]
+
+
+def _wrong_names(experiment: Experiment) -> list[str]:
+    """Names become folders, and ``+`` separates a preset from its overrides."""
+    names = [experiment.name, *(p.name for p in experiment.presets)]
+    wrong = [n for n in names if not is_plain(n)]
+    return [f"  {experiment.name}: {n!r} is not a plain name" for n in wrong] + _twice(
+        f"{experiment.name}/{p.name}" for p in experiment.presets
+    )

@@ -1,0 +1,25 @@
+"""Images: CIFAR-10 and CIFAR-100 learned every way the paper names, and the flat-head ablation."""
+
+from __future__ import annotations
+
+from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
+from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
+from splitfg_lab.experiments.images._presets import presets
+from splitfg_lab.experiments.images._tables import figures, tables
+from splitfg_lab.experiments.spec import Experiment
+
+__all__ = ["ABLATION", "EXPERIMENT", "FULL", "SMOKE", "Backbone", "FlatNetwork", "ImageTraining", "PlainMLP"]
+
+SMOKE = ("dataset=synthetic", "steps=2", "horizon=2", "warmup=1", "batch=4", "evaluations=1", "checkpoints=1")
+"""Overrides under which a run takes a moment and needs no data."""
+
+EXPERIMENT = Experiment(
+    name="images",
+    title="Images: seven methods on CIFAR-10 and CIFAR-100",
+    source="Section 4.3, Tables 2 and 12, Appendix F",
+    runner="splitfg_lab.experiments.images.run:run",
+    presets=presets(),
+    tables=tables(),
+    figures=figures(),
+    smoke=SMOKE,
+)

@@ -1,0 +1,69 @@
+"""What an image run is: the data, the network, the method and the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from splitfg.errors import refuse
+from splitfg.recipes import (
+    Adam,
+    AdamL2,
+    AdamW,
+    HopfieldMethod,
+    TableMethod,
+)
+from splitfg.recipes.checks import below, not_positive, rho_problems, warmup_problems
+from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
+
+FULL = 23_437
+"""Steps of the full budget, 60 epochs of 50,000 images at 128 a step."""
+
+ABLATION = 6_000
+"""Steps of the flat-head ablation, 15.4 epochs; here also the budget of screenings."""
+
+
+@dataclass(frozen=True)
+class ImageTraining:
+    """One method on one image set, as in the paper's appendix unless a field says otherwise.
+
+    Attributes:
+        dataset: What is learned; ``synthetic`` is small, random and for tests.
+        method: How the network learns.
+        network: What learns.
+        optimizer: How gradients become steps.
+        rho: Trunk step scale.
+        steps: Optimizer steps; Hopfield stores every image once, within them.
+        horizon: Steps over which the learning rate is annealed; a run with fewer steps is one stopped early.
+        warmup: Steps of the linear warmup.
+        batch: Images per step.
+        max_norm: Clipping bound.
+        clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
+        evaluations: Full passes over the test images.
+        checkpoints: How often a run is saved.
+        matmul: float32 products and convolutions on a GPU: ``high`` allows TF32.
+        step: How a step runs on a GPU: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
+            Predictive coding is captured alone; Forward-Forward and Hopfield are always eager.
+    """
+
+    dataset: Literal["cifar10", "cifar100", "synthetic"]
+    method: TableMethod
+    network: FlatNetwork | Backbone | PlainMLP = field(default_factory=FlatNetwork)
+    optimizer: Adam | AdamL2 | AdamW = field(default_factory=Adam)
+    rho: float = 1.0
+    steps: int = FULL
+    horizon: int = FULL
+    warmup: int = 200
+    batch: int = 128
+    max_norm: float = 1.0
+    clip_apart: bool = False
+    evaluations: int = 20
+    checkpoints: int = 2
+    matmul: Literal["high", "highest"] = "high"
+    step: Literal["compiled", "captured", "eager"] = "compiled"
+
+    def __post_init__(self) -> None:
+        found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
+        if not isinstance(self.method, HopfieldMethod):
+            found += warmup_problems(self.warmup, self.horizon)
+        refuse(found)

@@ -1,0 +1,192 @@
+"""Every row that can be run.
+
+``cifar10-...`` and ``cifar100-...`` are the main table's at the full budget; ``flat-...`` and ``flat100-...`` the flat
+head's at the ablation's budget, on CIFAR-10 and CIFAR-100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from splitfg.recipes import (
+    Adam,
+    AdamL2,
+    BackpropMethod,
+    DirectPathMethod,
+    EvolutionMethod,
+    ForwardForwardMethod,
+    FrozenMethod,
+    HopfieldMethod,
+    PredictiveCodingMethod,
+    PureFGMethod,
+    SplitFGMethod,
+)
+from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
+from splitfg_lab.experiments.images._networks import FLAT18, RESNET18, Backbone, FlatNetwork, PlainMLP
+from splitfg_lab.experiments.spec import Preset
+
+FIVE, TWO = (0, 1, 2, 3, 4), (0, 1)
+RHOS = (1.0, 0.3, 0.1, 0.03)
+TANGENTS = {"cifar10": (4, 16, 64, 256), "cifar100": (4, 16, 64)}
+APART = ((4, 1.0), (4, 0.1), (64, 1.0), (64, 0.1))
+LONGER = ((64, 1.0), (64, 0.1))
+DIRECT_LONGER = (1.0, 0.1)
+
+METHOD_TITLES = {
+    "backprop": "Backprop",
+    "pure_fg": "Pure FG",
+    "es": "ES",
+    "forward_forward": "FF",
+    "predictive_coding": "PC",
+    "hopfield": "Hop.",
+    "split_fg": "Split-FG",
+}
+"""The methods in the order of the paper's columns."""
+
+_Trained = BackpropMethod | PureFGMethod | EvolutionMethod | SplitFGMethod | DirectPathMethod | FrozenMethod
+_METHODS: dict[str, _Trained] = {
+    "backprop": BackpropMethod(),
+    "pure_fg": PureFGMethod(K=4),
+    "es": EvolutionMethod(K=4),
+}
+# Steps in which every training image comes once.
+_PASS = -(-50_000 // 128)
+
+
+@dataclass(frozen=True)
+class ImageSetting:
+    """What the paper fixes for an image set.
+
+    Attributes:
+        dataset: Its name.
+        label: Its name for people.
+        flat: What presets at the ablation's budget begin with.
+        backbone: The full network.
+        light: The flat head's network.
+        optimizer: Of the gradient methods.
+        warmup: Steps.
+        budgets: Steps of the methods that were stopped early.
+        together: Tangents of the light trunk that ride together: 512 MiB of dh.
+    """
+
+    dataset: Literal["cifar10", "cifar100"]
+    label: str
+    flat: str
+    backbone: Backbone
+    light: FlatNetwork
+    optimizer: Adam | AdamL2
+    warmup: int
+    budgets: dict[str, int]
+    together: int
+
+    def training(self, method: _Trained, network: Backbone | FlatNetwork, steps: int = FULL) -> ImageTraining:
+        """A gradient method at this set's settings, for the full budget or stopped early."""
+        # a difference of two losses does not survive TF32
+        matmul: Literal["high", "highest"] = "highest" if isinstance(method, EvolutionMethod) else "high"
+        config = ImageTraining(self.dataset, method, network, self.optimizer, steps=steps, warmup=self.warmup)
+        return replace(config, matmul=matmul)
+
+    def ablation(self, method: _Trained, *, rho: float = 1.0, apart: bool = False) -> ImageTraining:
+        """A method on the flat-head network, annealed over the ablation's budget."""
+        config = self.training(method, self.light, ABLATION)
+        return replace(config, horizon=ABLATION, rho=rho, clip_apart=apart, checkpoints=1)
+
+    def split_fg(self, K: int) -> SplitFGMethod:
+        """K tangents, as many together as fit."""
+        return SplitFGMethod(K, None if self.together >= K else self.together)
+
+
+CIFAR10 = ImageSetting("cifar10", "CIFAR-10", "flat", Backbone(), FlatNetwork(), Adam(), 200, {}, together=64)
+CIFAR100 = ImageSetting(
+    "cifar100",
+    "CIFAR-100",
+    "flat100",
+    RESNET18,
+    FLAT18,
+    AdamL2(weight_decay=5e-4),
+    300,
+    {"pure_fg": 2000, "es": 400, "forward_forward": 3000, "predictive_coding": 3000},
+    together=16,
+)
+SETTINGS = (CIFAR10, CIFAR100)
+
+
+def screened(setting: ImageSetting, K: int, rho: float, *, apart: bool = False) -> str:
+    """The name of a Split-FG preset at the ablation's budget."""
+    if (setting, K, rho, apart) == (CIFAR10, 4, 1.0, False):
+        return "flat-split_fg"
+    return f"{setting.flat}-k{K}-rho{rho:g}{'-apart' * apart}"
+
+
+def longer(setting: ImageSetting, K: int, rho: float) -> str:
+    """The name of a Split-FG preset with other than the paper's K and rho at the full budget."""
+    return f"{setting.dataset}-k{K}-rho{rho:g}"
+
+
+def direct(start: str, rho: float) -> str:
+    """The name of a direct-path preset, with the set at the full budget or ``flat`` before it."""
+    return f"{start}-direct-rho{rho:g}"
+
+
+def presets() -> tuple[Preset, ...]:
+    """All of them, each name once."""
+    made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
+    made += [p for s in SETTINGS for p in (*_screening(s), *_longer(s))]
+    return tuple({p.name: p for p in made}.values())
+
+
+def _main(setting: ImageSetting) -> Iterator[Preset]:
+    for name, method in _METHODS.items():
+        config = setting.training(method, setting.backbone, setting.budgets.get(name, FULL))
+        yield _full(setting, name, METHOD_TITLES[name], config)
+    for name, rule in (
+        ("forward_forward", ForwardForwardMethod()),
+        ("predictive_coding", PredictiveCodingMethod()),
+    ):
+        config = ImageTraining(setting.dataset, rule, PlainMLP(), warmup=setting.warmup)
+        yield _full(setting, name, METHOD_TITLES[name], replace(config, steps=setting.budgets.get(name, FULL)))
+    stored = ImageTraining(setting.dataset, HopfieldMethod(capacity=50_000), setting.backbone, steps=_PASS)
+    yield _full(setting, "hopfield", METHOD_TITLES["hopfield"], replace(stored, warmup=setting.warmup))
+    yield _full(setting, "split_fg", "Split-FG", setting.training(setting.split_fg(4), setting.light))
+    yield _full(setting, "frozen", "frozen trunk, exact head", setting.training(FrozenMethod(), setting.light))
+
+
+def _full(setting: ImageSetting, name: str, title: str, config: ImageTraining) -> Preset:
+    return Preset(f"{setting.dataset}-{name}", f"{setting.label}: {title}", config, FIVE)
+
+
+def _ablation() -> Iterator[Preset]:
+    title = "CIFAR-10, flat head, 6,000 steps"
+    for name, method in _METHODS.items():
+        yield Preset(f"flat-{name}", f"{title}: {METHOD_TITLES[name]}", CIFAR10.ablation(method), TWO)
+    ours = CIFAR10.ablation(CIFAR10.split_fg(4))
+    yield Preset("flat-split_fg", f"{title}: Split-FG", ours, FIVE)
+    single = replace(ours, network=replace(CIFAR10.light, inner=None))
+    yield Preset("flat-split_fg-single", f"{title}: Split-FG, single linear head", single, FIVE)
+    naive = replace(ours, network=CIFAR10.backbone)
+    yield Preset("naive-split_fg", "CIFAR-10, ResNet-20, 6,000 steps: Split-FG below its linear head", naive)
+
+
+def _screening(setting: ImageSetting) -> Iterator[Preset]:
+    title = f"{setting.label}, flat head, 6,000 steps"
+    yield Preset(f"{setting.flat}-frozen", f"{title}: frozen trunk, exact head", setting.ablation(FrozenMethod()))
+    grid = [(K, rho, False) for K in TANGENTS[setting.dataset] for rho in RHOS]
+    for K, rho, apart in grid + [(K, rho, True) for K, rho in APART]:
+        name = screened(setting, K, rho, apart=apart)
+        if name != "flat-split_fg":
+            says = f"Split-FG, K = {K}, rho = {rho:g}{', clipped apart' * apart}"
+            yield Preset(name, f"{title}: {says}", setting.ablation(setting.split_fg(K), rho=rho, apart=apart))
+    for rho in RHOS:
+        config = setting.ablation(DirectPathMethod(), rho=rho)
+        yield Preset(direct(setting.flat, rho), f"{title}: direct path, rho = {rho:g}", config)
+
+
+def _longer(setting: ImageSetting) -> Iterator[Preset]:
+    for K, rho in LONGER:
+        config = replace(setting.training(setting.split_fg(K), setting.light), rho=rho)
+        yield Preset(longer(setting, K, rho), f"{setting.label}: Split-FG, K = {K}, rho = {rho:g}, 60 epochs", config)
+    for rho in DIRECT_LONGER:
+        config = replace(setting.training(DirectPathMethod(), setting.light), rho=rho)
+        yield Preset(direct(setting.dataset, rho), f"{setting.label}: direct path, rho = {rho:g}, 60 epochs", config)

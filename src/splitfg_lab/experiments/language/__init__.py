@@ -1,0 +1,56 @@
+"""Language: GPT small8 trained every way the paper names, and the count-based references."""
+
+from __future__ import annotations
+
+from splitfg_lab.experiments.language._config import (
+    EPOCH,
+    TENTH,
+    BigramMethod,
+    KnnLMMethod,
+    Language,
+    Sizes,
+    UnigramMethod,
+)
+from splitfg_lab.experiments.language._presets import presets
+from splitfg_lab.experiments.language._tables import figures, tables
+from splitfg_lab.experiments.spec import Experiment
+
+__all__ = [
+    "EPOCH",
+    "EXPERIMENT",
+    "SMOKE",
+    "TENTH",
+    "BigramMethod",
+    "KnnLMMethod",
+    "Language",
+    "Sizes",
+    "UnigramMethod",
+]
+
+SMOKE = (
+    "steps=2",
+    "warmup=1",
+    "batch=2",
+    "corpus=synthetic",
+    "evaluations=1",
+    "model.layers=1",
+    "model.width=8",
+    "model.heads=2",
+    "model.context=8",
+    "model.vocab=64",
+)
+"""Overrides under which a run takes a moment and needs no data."""
+
+EXPERIMENT = Experiment(
+    name="language",
+    title="GPT small8 on WikiText-103",
+    source="Sections 4.4, 4.5 and 5, Tables 3, 4 and 14 to 16, Figures 1 and 3",
+    runner="splitfg_lab.experiments.language.run:run",
+    presets=presets(),
+    tables=tables(),
+    figures=figures(),
+    smoke=SMOKE,
+    # logits at once: rows of them, in earlier runs
+    immaterial=("block", "rows"),
+    earlier=(("model.init", "gpt2"), ("clip_apart", False)),
+)

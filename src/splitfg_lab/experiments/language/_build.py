@@ -1,0 +1,83 @@
+"""From a config to the network, the corpus and the learner."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from splitfg import GradientLearner, LinearHead, Split, Tied
+from splitfg.errors import DataError
+from splitfg.learners import CapturedLearner
+from splitfg.models import GPT, GPTConfig
+from splitfg_lab.data import Windows, load_tokens
+from splitfg_lab.data.device import DeviceWindows
+from splitfg_lab.experiments._training import compiler, gradient_learner
+from splitfg_lab.experiments.language._config import Language
+from splitfg_lab.runs.loop import Batches
+
+_SYNTHETIC_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Windows to train on and to validate on."""
+
+    train: Windows
+    valid: Windows
+
+
+def load_corpus(config: Language) -> Corpus:
+    """The token streams of a config.
+
+    Raises:
+        DataError: They are not there, damaged, too short, or of another vocabulary.
+    """
+    length, vocab = config.model.context, config.model.vocab
+    if config.corpus == "synthetic":
+        return Corpus(Windows(_synthetic(vocab, 0), length), Windows(_synthetic(vocab, 1), length))
+    train, valid = load_tokens(config.corpus, "train"), load_tokens("wikitext103", "valid")
+    if vocab < 50_257:
+        raise DataError(f"{config.corpus} holds GPT-2 tokens", [f"model.vocab is {vocab:,}; 50,257 are needed"])
+    return Corpus(Windows(train, length), Windows(valid, length))
+
+
+def make_split(config: Language, seed: int, device: torch.device) -> Split:
+    """The network, initialised alike on every device, with what is not trained frozen."""
+    trunk = GPT(GPTConfig(**asdict(config.model)), generator=torch.Generator().manual_seed(seed)).to(device)
+    if config.light:
+        _keep_light(trunk)
+    layer = trunk.tied_linear()
+    if config.tied == "fixed":
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+        trunk.token.weight.requires_grad_(False)
+    tied = Tied.INCLUDE if config.tied == "include" else Tied.EXCLUDE
+    return Split(trunk, LinearHead(layer, block=config.block), tied=tied)
+
+
+def make_learner(
+    config: Language, split: Split, windows: Windows, device: torch.device
+) -> tuple[GradientLearner | CapturedLearner, Batches]:
+    """The learner and its batches, sped up as the config says."""
+    learner = gradient_learner(config, split, horizon=config.steps)
+    batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
+    if config.step == "eager":
+        return learner, batches
+    captured = CapturedLearner(learner, horizon=config.steps, batches=batches, compile_=compiler(config.step, device))
+    return captured, captured.batch
+
+
+def _keep_light(trunk: GPT) -> None:
+    """Freeze the weight matrices: positions, norms, biases and the token table, which is the head's, stay."""
+    for module in trunk.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.requires_grad_(False)
+
+
+def _synthetic(vocab: int, seed: int) -> NDArray[np.uint16]:
+    """Tokens whose frequencies fall as 1 / rank."""
+    odds = 1 / np.arange(1, vocab + 1)
+    return np.random.default_rng(seed).choice(vocab, _SYNTHETIC_TOKENS, p=odds / odds.sum()).astype(np.uint16)

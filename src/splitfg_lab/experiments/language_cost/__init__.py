@@ -1,0 +1,196 @@
+"""What a step of GPT small8 costs, in time and memory, against the strongest ordinary alternatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from splitfg.errors import refuse
+from splitfg.recipes.checks import below
+from splitfg_lab.experiments.language import Sizes
+from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
+
+TANGENTS = (1, 2, 4, 8, 32)
+BLOCKS = (20, 22, 23, 25)
+LEAN_BLOCKS = (20, 21, 22)
+BACKPROPS = {
+    "backprop": "Backprop",
+    "backprop-chunked": "Backprop, the same chunked head",
+    "backprop-checkpointed": "Backprop, activation checkpointing",
+    "backprop-both": "Backprop, chunked head and checkpointing",
+}
+SWEPT = BACKPROPS | {
+    "frozen": "Frozen trunk",
+    "split_fg-k4-chunk1": "Split-FG, K = 4, one at a time",
+    "split_fg-k4-chunk4": "Split-FG, K = 4, all at once",
+    "split_fg-k4-chunk1-block22-lean": "Split-FG, K = 4, one at a time, 2^22 logits, lean",
+}
+DEPTHS = (4, 8, 16, 32, 64)
+LENGTHS = (64, 128, 256, 512, 1024)
+
+
+def split_fg(K: int, chunk: int, block: int | None = None, *, lean: bool = False) -> str:
+    """The name of a Split-FG variant: K tangents, ``chunk`` at a time, 2^``block`` logits at a time."""
+    return f"split_fg-k{K}-chunk{chunk}" + ("" if block is None else f"-block{block}") + "-lean" * lean
+
+
+OTHERS = {  # label, the paper's milliseconds and MiB
+    "fg-k1-chunk1": ("Forward gradient, K = 1", 63.6, 1038.4),
+    "fg-k4-chunk1": ("Forward gradient, K = 4, one at a time", 137.4, 1694.5),
+    "fg-k1-chunk1-sgd": ("Forward gradient + SGD, K = 1", 54.6, 913.7),
+    "es-k1": ("Antithetic ES, K = 1", 44.1, 764.7),
+    "split_fg-k4-chunk1-muon": ("Split-FG + Muon, K = 4, one at a time", 110.0, None),
+    "split_fg-k4-chunk1-adamw": ("Split-FG + AdamW, K = 4, one at a time", 141.0, None),
+    "split_fg-k4-chunk1-sgd": ("Split-FG + SGD, K = 4, one at a time", 118.0, None),
+}
+
+VARIANTS = (
+    *BACKPROPS,
+    "frozen",
+    *dict.fromkeys(split_fg(K, chunk) for K in TANGENTS for chunk in (1, K)),
+    *(split_fg(4, chunk, block) for chunk in (1, 4) for block in BLOCKS),
+    *(split_fg(4, 1, block, lean=True) for block in LEAN_BLOCKS),
+    *OTHERS,
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Whole training steps (batch lookup, estimate, clipping, Adam) of several methods.
+
+    Attributes:
+        measure: ``time``, all in one process and in turns; or ``memory``, each in a process of its own, since what one
+            leaves behind changes the figure of the next.
+        variants: What is measured, by name.
+        model: Sizes.
+        batch: Windows per step.
+        block: Logits that exist at once, as a power of two, where the variant does not say.
+        step: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
+        blocks: Blocks of steps that are timed; the variants take turns, and the median block counts.
+        steps: Steps in a block.
+        matmul: float32 matrix products on a GPU: ``high`` allows TF32.
+    """
+
+    measure: Literal["time", "memory"] = "time"
+    variants: tuple[str, ...] = VARIANTS
+    model: Sizes = field(default_factory=Sizes)
+    batch: int = 4
+    block: int = 24
+    step: Literal["compiled", "captured", "eager"] = "compiled"
+    blocks: int = 7
+    steps: int = 50
+    matmul: Literal["high", "highest"] = "high"
+
+    def __post_init__(self) -> None:
+        refuse(below(1, self, "batch", "blocks", "steps") + below(0, self, "block"))
+
+
+def _swept(name: str, title: str, model: Sizes) -> Preset:
+    return Preset(name, title, Cost("memory", tuple(SWEPT), model, step="eager"))
+
+
+_ROWS = (  # label, variant, the paper's milliseconds and MiB
+    *((label, name, *((41.7, 1237.7) if name == "backprop" else (None, None))) for name, label in BACKPROPS.items()),
+    ("Frozen trunk", "frozen", 24.4, 810.6),
+    *(
+        (f"Split-FG, K = {K}, one at a time", split_fg(K, 1), *_p)
+        for K, _p in zip(
+            TANGENTS, ((52.0, 811.0), (62.0, 811.0), (134.0, 811.0), (187.0, 811.0), (None, None)), strict=True
+        )
+    ),
+    *((f"Split-FG, K = {K}, all at once", split_fg(K, K), None, None) for K in TANGENTS if K > 1),
+    *(
+        (f"Split-FG, K = 4, {how}, 2^{b} logits", split_fg(4, chunk, b), None, None)
+        for chunk, how in ((1, "one at a time"), (4, "all at once"))
+        for b in BLOCKS
+    ),
+    *(
+        (f"Split-FG, K = 4, one at a time, 2^{b} logits, lean", split_fg(4, 1, b, lean=True), None, None)
+        for b in LEAN_BLOCKS
+    ),
+    *((label, name, ms, mib) for name, (label, ms, mib) in OTHERS.items()),
+)
+
+
+def _cells(preset: str, variant: str, ms: float | None, mib: float | None) -> tuple[Cell, ...]:
+    return (
+        Cell(preset, f"ms/{variant}", None if ms is None else Paper(ms), decimals=3),
+        Cell(preset, f"ratio/{variant}", None if ms is None else Paper(round(ms / 41.7, 2)), decimals=2),
+        Cell(f"{preset}-memory", f"mib/{variant}", None if mib is None else Paper(mib)),
+        Cell(
+            f"{preset}-memory", f"saved/{variant}", None if mib is None else Paper(round(100 * (1 - mib / 1237.7), 1))
+        ),
+    )
+
+
+_COLUMNS = ("Step, ms", "Against backprop", "Peak, MiB", "Saved against backprop, %")
+
+
+def _table(preset: str, title: str, note: str) -> Table:
+    return Table(
+        f"language-cost-{preset}",
+        title,
+        _COLUMNS,
+        tuple(Row(label, _cells(preset, name, ms, mib)) for label, name, ms, mib in _ROWS),
+        note=note,
+    )
+
+
+def _sweep(key: str, title: str, metric: str, field: str, sizes: tuple[int, ...]) -> Sweep:
+    """A metric of all swept variants against the depth or the length of the network."""
+    name = {"layers": "depth", "context": "length"}[field]
+    return Sweep(
+        f"language-{key}",
+        title,
+        tuple(f"{name}-{n}" for n in sizes),
+        f"model.{field}",
+        tuple(f"{metric}/{variant}" for variant in SWEPT),
+        "MiB",
+        x_label={"layers": "layers", "context": "tokens in a window"}[field],
+        labels=tuple(SWEPT.values()),
+    )
+
+
+_NOTE = (
+    "All times are taken in one process, in turns; every peak in a process of its own. Peak is"
+    " torch.cuda.max_memory_allocated of a step, parameters and optimizer state included. Lean takes the head's"
+    " gradients after the tangents. The paper measured eager steps on a laptop GPU,"
+    " validation included; its ratios and savings are taken here from its times and peaks."
+)
+
+EXPERIMENT = Experiment(
+    name="language_cost",
+    title="Step time and peak memory of GPT small8",
+    source="Section 4.4, step time and memory of Tables 3, 15 and 16",
+    runner="splitfg_lab.experiments.language_cost.run:run",
+    presets=(
+        Preset("compiled", "Time of all methods, compiled and captured", Cost()),
+        Preset("compiled-memory", "Memory of all methods, compiled and captured", Cost("memory")),
+        Preset("eager", "Time of all methods, eager", Cost(step="eager", blocks=3, steps=5)),
+        Preset("eager-memory", "Memory of all methods, eager", Cost("memory", step="eager")),
+        *(_swept(f"depth-{n}", f"Memory at {n} layers", Sizes(layers=n)) for n in DEPTHS),
+        *(_swept(f"length-{n}", f"Memory at T = {n}", Sizes(context=n)) for n in LENGTHS),
+    ),
+    tables=(
+        _table("compiled", "A training step of GPT small8, compiled and captured", _NOTE),
+        _table("eager", "The same, eager, as the paper measured it", _NOTE),
+    ),
+    figures=(
+        _sweep("memory-depth", "Peak memory of an eager step against depth", "mib", "layers", DEPTHS),
+        _sweep("memory-length", "Peak memory of an eager step against sequence length", "mib", "context", LENGTHS),
+    ),
+    smoke=(
+        "variants=backprop,backprop-both,frozen,split_fg-k2-chunk1,split_fg-k2-chunk2,fg-k1-chunk1-sgd,es-k1",
+        "blocks=1",
+        "steps=1",
+        "block=5",
+        "batch=2",
+        "model.layers=1",
+        "model.width=8",
+        "model.heads=2",
+        "model.context=8",
+        "model.vocab=64",
+    ),
+    # what else was measured, and where the network began
+    immaterial=("variants", "model.init"),
+)

@@ -1,0 +1,258 @@
+"""What an experiment is, as data: presets to run, the paper's numbers beside them, tables and figures to draw.
+
+Nothing here imports torch, so that listing and reporting start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from splitfg_lab.runs.config import flatten, to_json
+from splitfg_lab.runs.record import RunReport
+from splitfg_lab.runs.results import Identity, by_config
+
+_ABSENT: Final = "absent"
+_COST: Final = "method.lean"  # a field of Split-FG's recipe, immaterial in every experiment
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A number the paper prints, with its standard deviation where it prints one."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One thing that can be run: a frozen, torch-free config and the seeds it is run with.
+
+    Attributes:
+        name: Short name, unique within its experiment (``c500``, ``adult-split_fg``).
+        title: One line for people.
+        config: A frozen dataclass that the experiment's runner understands.
+        seeds: Seeds that make up the recorded result.
+    """
+
+    name: str
+    title: str
+    config: Any
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured number of a table: which preset, which metric of its report, and the paper's value.
+
+    ``decimals`` overrides the table's digits after the point. With ``over``, the number is the ratio of the means of
+    this preset and that one. What is not ``ranked`` is told beside the results, and is better or worse than nothing.
+    """
+
+    preset: str
+    metric: str
+    paper: Paper | None = None
+    decimals: int | None = None
+    over: str | None = None
+    ranked: bool = True
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A paired t-test of a table: by how much one preset is better than another over the seeds both have run.
+
+    The p-values of a table are corrected for how many tests it holds.
+
+    Attributes:
+        preset: Whose lead it is.
+        against: The other one.
+        metric: What is compared.
+        better: Which way is better.
+        decimals: Digits of the lead after the point, instead of the table's.
+    """
+
+    preset: str
+    against: str
+    metric: str
+    better: Literal["lower", "higher"]
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A labelled row; a string cell is printed as it is, ``None`` means the method does not apply."""
+
+    label: str
+    cells: tuple[Cell | Paired | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: ``columns`` name the cells of every row.
+
+    Attributes:
+        better: Which way is better, for highlighting; ``None`` where neither is.
+        best_in: Whether the cells that compete stand in one row (methods side by side), one column, or the whole table
+            (a grid of settings).
+        decimals: Digits after the point.
+    """
+
+    key: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    better: Literal["lower", "higher"] | None = None
+    best_in: Literal["row", "column", "table"] = "column"
+    decimals: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure of metrics over training: one line per preset, mean over seeds.
+
+    ``references`` are horizontal lines: label and value.
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+    metric: str
+    x: Literal["step", "wall_s"] = "step"
+    log_x: bool = False
+    log_y: bool = False
+    references: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A figure of final metrics against a config field: one line per metric, one point per preset.
+
+    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``), ``labels`` are words for the metrics.
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+    field: str
+    metrics: tuple[str, ...]
+    y_label: str = ""
+    log_x: bool = True
+    log_y: bool = True
+    x_label: str = ""
+    labels: tuple[str, ...] = ()
+
+
+Figure: TypeAlias = Curves | Sweep
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper.
+
+    Attributes:
+        name: Folder name under ``experiments/``.
+        title: One line for people.
+        source: Where in the paper (``Table 7, Appendix B``), or what is new here.
+        runner: ``module:function`` that runs one preset; imported only when something runs.
+        smoke: Overrides under which any of its presets takes two steps, so that a test can run all of them.
+        immaterial: Fields of the config, earlier ones too, that change what a run costs but not what it finds: a run
+            that differs in them alone is a run of the preset.
+        earlier: Fields, and what they amounted to before there were any, for runs recorded then.
+    """
+
+    name: str
+    title: str
+    source: str
+    runner: str
+    presets: tuple[Preset, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    smoke: tuple[str, ...] = ("steps=2",)
+    immaterial: tuple[str, ...] = ()
+    earlier: tuple[tuple[str, Any], ...] = ()
+
+    def preset(self, name: str) -> Preset:
+        """The preset of that name."""
+        return next(p for p in self.presets if p.name == name)
+
+    def changes(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
+        return tuple(str(d) for d in self._departures(preset, recorded) if not self._is_immaterial(d.field))
+
+    def overrides(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
+        """The :meth:`changes`, and immaterial fields that were set otherwise; not those that came or went."""
+        found = self._departures(preset, recorded)
+        return tuple(str(d) for d in found if not (self._is_immaterial(d.field) and d.came_or_went))
+
+    def closeness(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Whether none of a run's immaterial fields was set otherwise than the preset's, and none came or went.
+
+        Runs without :meth:`changes` are runs of the preset; the closest stands for it.
+        """
+        found = [d for d in self._departures(preset, recorded) if self._is_immaterial(d.field)]
+        return all(d.came_or_went for d in found), not found
+
+    def completed(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """A config's JSON with the fields that came after it was written, as far as ``earlier`` tells of them."""
+        filled = dict(recorded)
+        for name, value in self.earlier:
+            _fill(filled, name.split("."), value)
+        return filled
+
+    def _departures(self, preset: Preset, recorded: Mapping[str, Any]) -> list[_Departure]:
+        expected, actual = dict(flatten(to_json(preset.config))), dict(flatten(self.completed(recorded)))
+        names = dict.fromkeys([*expected, *actual])
+        sides = (_Departure(name, expected.get(name, _ABSENT), actual.get(name, _ABSENT)) for name in names)
+        return [side for side in sides if side.ours != side.theirs]
+
+    def _is_immaterial(self, field: str) -> bool:
+        return field in self.immaterial or field.endswith(_COST)
+
+
+@dataclass(frozen=True)
+class _Departure:
+    """A field that a run and its preset do not have in common."""
+
+    field: str
+    ours: Any
+    theirs: Any
+
+    @property
+    def came_or_went(self) -> bool:
+        return _ABSENT in (self.ours, self.theirs)
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.theirs} (preset: {self.ours})"
+
+
+def _fill(data: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a nested field where it is missing and what holds it is there; inner objects are copied, not changed."""
+    first, *rest = path
+    if not rest:
+        data.setdefault(first, value)
+    elif isinstance(data.get(first), Mapping):
+        data[first] = dict(data[first])
+        _fill(data[first], rest, value)
+
+
+def identity_in(experiments: Iterable[Experiment]) -> Identity:
+    """Runs of one preset and seed stand for the same number where they depart from the preset in the same way.
+
+    The one taken is made exactly as the preset says where there is such a run, immaterial fields included.
+    """
+    return _PresetIdentity({(e.name, p.name): (e, p) for e in experiments for p in e.presets})
+
+
+@dataclass(frozen=True)
+class _PresetIdentity:
+    presets: Mapping[tuple[str, str], tuple[Experiment, Preset]]
+
+    def __call__(self, report: RunReport) -> Hashable:
+        found = self.presets.get((report.experiment, report.preset))
+        return by_config(report) if found is None else found[0].changes(found[1], report.config)
+
+    def closeness(self, report: RunReport) -> tuple[bool, ...]:
+        found = self.presets.get((report.experiment, report.preset))
+        return () if found is None else found[0].closeness(found[1], report.config)

@@ -1,0 +1,116 @@
+"""Reports: every table and figure of the paper beside our runs, as a page, as Markdown and in the terminal.
+
+Reads run folders and recorded results files only; nothing here runs anything or imports torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitfg_lab.experiments.spec import Experiment
+from splitfg_lab.report._views import ReportView, view_report
+from splitfg_lab.runs.storage import make_folder, write_atomic
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["UnreadableWarning", "build_report", "print_report", "write_figures"]
+
+
+class UnreadableWarning(UserWarning):
+    """Something under ``runs`` or ``results`` could not be read and is missing from the report."""
+
+
+def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Experiment] | None = None) -> Path:
+    """Write ``report.html``, one page that needs nothing but itself, and ``report.md`` into a folder.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        out: The folder to write into, made if need be. Both files are replaced as a whole.
+        experiments: What to report on; all shipped experiments if not given.
+
+    Returns:
+        The path of the HTML page.
+
+    Raises:
+        RunError: The folder cannot be written to.
+
+    Warns:
+        UnreadableWarning: Some files could not be read. The report itself lists them too.
+    """
+    from splitfg_lab.report._html import render_html
+    from splitfg_lab.report._markdown import render_markdown
+
+    report = view_report(runs, results, experiments)
+    _warn(report)
+    make_folder(out)
+    page = out / "report.html"
+    write_atomic(out / "report.md", render_markdown(report).encode())
+    write_atomic(page, render_html(report).encode())
+    return page
+
+
+def print_report(
+    runs: Path,
+    results: Path,
+    experiment: str | None = None,
+    console: Console | None = None,
+    experiments: Sequence[Experiment] | None = None,
+) -> None:
+    """Print the tables, and at the end what could not be read.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        experiment: The only experiment to print; all of them if not given.
+        console: Where to print; the standard output if not given, whatever its width where it is no terminal.
+        experiments: What to report on; all shipped experiments if not given.
+
+    Raises:
+        ValueError: There is no experiment of that name.
+    """
+    from splitfg_lab.report._terminal import render_terminal, report_console
+
+    report = view_report(runs, results, experiments)
+    render_terminal(report if experiment is None else report.only(experiment), console or report_console())
+
+
+def write_figures(
+    runs: Path, results: Path, out: Path, experiment: str, experiments: Sequence[Experiment] | None = None
+) -> list[Path]:
+    """Write the figures of one experiment as SVG files, ``<key>.svg``; those with nothing to draw are left out.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        out: The folder to write into, made if need be.
+        experiment: Whose figures.
+        experiments: What to look it up in; all shipped experiments if not given.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+    from splitfg_lab.report._figures import view_figure
+
+    (view,) = view_report(runs, results, experiments).only(experiment).experiments
+    make_folder(out)
+    written = []
+    for figure in view.experiment.figures:
+        svg = view_figure(figure, view.experiment, view.groups).svg
+        if svg is not None:
+            written.append(out / f"{figure.key}.svg")
+            write_atomic(written[-1], svg.encode())
+    return written
+
+
+def _warn(report: ReportView) -> None:
+    if report.problems:
+        lines = "\n".join(("left out of the report:", *report.problems))
+        warnings.warn(lines, UnreadableWarning, stacklevel=3)

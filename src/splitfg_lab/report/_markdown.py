@@ -1,0 +1,106 @@
+"""The report as Markdown, for a repository's pages; figures are left to the HTML page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from splitfg_lab.report._costs import CostTable
+from splitfg_lab.report._tables import CellView, TableView
+from splitfg_lab.report._views import ExperimentView, ReportView
+
+_INTRODUCTION = """\
+# The paper beside our runs
+
+Every number of ours is the mean ± sample standard deviation over the runs in brackets, with the paper's
+value and the difference (ours minus the paper's) below it. **Bold** is the best of all it is compared with,
+★ the best with no backward pass through the trunk, † a run with a changed config, never part of a mean."""
+
+
+def render_markdown(report: ReportView) -> str:
+    """The report as one Markdown document; all text in it is escaped."""
+    blocks = [_INTRODUCTION, "## Overview", _overview(report.experiments)]
+    for view in report.experiments:
+        blocks += _experiment(view)
+    blocks += _left_out(report)
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _overview(experiments: Sequence[ExperimentView]) -> str:
+    rows = [
+        (
+            _escape(view.experiment.title),
+            _escape(view.experiment.source),
+            f"{view.done} of {view.planned}",
+            str(len(view.diverged)),
+        )
+        for view in experiments
+    ]
+    return _grid(("Experiment", "Where", "Runs done", "Diverged"), rows)
+
+
+def _experiment(view: ExperimentView) -> Iterator[str]:
+    yield f"## {_escape(view.experiment.title)}"
+    yield _escape(view.experiment.source)
+    for table in view.tables:
+        yield from _results(table)
+    if view.costs:
+        yield from _costs(view.costs)
+    for name, reason in view.diverged:
+        yield f"Diverged: {_escape(name)}. {_escape(reason)}"
+    if view.unfinished:
+        yield f"Started and not finished: {', '.join(map(_escape, view.unfinished))}."
+    if view.not_run:
+        yield f"Not run yet: {'; '.join(map(_escape, view.not_run))}."
+
+
+def _costs(table: CostTable) -> Iterator[str]:
+    rows = []
+    for row in table.rows:
+        label = "<br>".join([_escape(row.label), *(f"† {_escape(change)}" for change in row.changes)])
+        rows.append((label, *(_escape(cell.text) for cell in row.cells)))
+    yield "### Cost"
+    yield _grid(("Preset", *table.columns), rows)
+    yield _escape(table.note)
+
+
+def _results(view: TableView) -> Iterator[str]:
+    table = view.table
+    yield f"### {_escape(table.title)}"
+    yield f"{table.better.capitalize()} is better." if table.better else ""
+    rows = [(_escape(row.label), *(_cell(cell) for cell in row.cells)) for row in view.rows]
+    yield _grid(("", *map(_escape, table.columns)), rows)
+    yield _escape(table.note)
+    yield "\n".join(f"- {mark} {_escape(text)}" for mark, text in view.footnotes)
+    if view.provenance:
+        yield f"These numbers rest on {_escape(view.provenance.line)}."
+
+
+def _cell(cell: CellView) -> str:
+    ours = _escape(cell.text)
+    ours = f"**{ours}**" if cell.best else f"*{ours}*" if cell.state not in ("measured", "text") else ours
+    lines = [f"{ours} ★" if cell.best_forward else ours, _escape(cell.note)]
+    lines += [f"{_escape(variant.text)} {variant.mark}" for variant in cell.variants]
+    lines += [f"paper {_escape(cell.paper)}" if cell.paper else "", _escape(cell.difference)]
+    return "<br>".join(line for line in lines if line)
+
+
+def _left_out(report: ReportView) -> Iterator[str]:
+    if report.problems:
+        yield "## Could not be read"
+        yield "\n".join(f"- {_escape(problem)}" for problem in report.problems)
+    if report.strangers:
+        yield "## Runs of no preset known here"
+        yield "\n".join(f"- {_escape(run.name)} ({_escape(run.source)})" for run in report.strangers)
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown and the HTML inside it leave alone, on one line."""
+    text = " ".join(text.split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", text)

@@ -1,0 +1,203 @@
+"""The lines of a figure as numbers, before anything is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from statistics import fmean, stdev
+from typing import Any, Literal, TypeAlias
+
+from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Sweep
+from splitfg_lab.report._groups import PresetRuns, metric_summary
+from splitfg_lab.report._numbers import Summary, is_usable
+from splitfg_lab.runs.results import RunRecord
+
+MAX_POINTS = 400
+"""More than a figure can show; longer curves are thinned to this many points."""
+
+
+Style: TypeAlias = Literal["curve", "points", "diverged", "paper"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line.
+
+    Attributes:
+        index: Which of the figure's contenders it belongs to; lines of one index share their colour.
+        label: For the legend; empty where another line of the same index is named there.
+        x: Positions; numbers in ascending order, or names where the axis is categorical.
+        y: Values, mean over seeds.
+        spread: Standard deviations over seeds; empty where there is one seed.
+        style: The mean as a ``curve`` or as ``points``, a run that ``diverged``, or the ``paper``'s values.
+    """
+
+    index: int
+    label: str
+    x: tuple[Any, ...]
+    y: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+    style: Style = "curve"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The lines of a figure, and in words what it cannot show."""
+
+    series: tuple[Series, ...]
+    notes: tuple[str, ...]
+    categorical: bool = False
+
+
+def curve_drawing(figure: Curves, groups: Mapping[str, PresetRuns]) -> Drawing:
+    """Learning curves: the mean over finished runs, and every run that diverged up to its last point."""
+    series: list[Series] = []
+    notes: list[str] = []
+    for index, name in enumerate(figure.presets):
+        lines = _preset_curves(index, figure, groups[name])
+        series += lines
+        notes += _curve_notes(groups[name], drawn=bool(lines))
+    return Drawing(tuple(series), tuple(notes))
+
+
+def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> Drawing:
+    """Final metrics against a config field, with the paper's value beside ours where a table prints one."""
+    places, categorical = _places(figure, [groups[name].preset for name in figure.presets])
+    printed = _paper_values(experiment)
+    series: list[Series] = []
+    for index, (metric, label) in enumerate(zip(figure.metrics, figure.labels or figure.metrics, strict=True)):
+        ours = [(x, metric_summary(groups[name].runs, metric)) for x, name in places]
+        paper = [(x, printed[name, metric].mean) for x, name in places if (name, metric) in printed]
+        series += [_measured_line(index, label, ours), _paper_line(index, label, paper)]
+    notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
+    return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)
+
+
+def for_logarithms(drawing: Drawing, *, x: bool, y: bool) -> Drawing:
+    """The drawing without the points that logarithmic axes cannot show; the legend, or else the notes, count them."""
+    names = {line.index: line.label for line in reversed(drawing.series) if line.label}
+    series: list[Series] = []
+    notes: list[str] = []
+    for line in drawing.series:
+        kept = _positive(line, x=x, y=y)
+        lost = len(line.x) - len(kept.x)
+        said = f"{lost} point{'s' if lost > 1 else ''} not above zero left out" if lost else ""
+        if said and kept.x and line.label:
+            kept = dataclasses.replace(kept, label=f"{line.label} ({said})")
+        elif said:
+            notes.append(f"{names.get(line.index, line.style)}: {said}.")
+        series += [kept] if kept.x else []
+    return Drawing(tuple(series), (*drawing.notes, *notes), drawing.categorical)
+
+
+def _positive(line: Series, *, x: bool, y: bool) -> Series:
+    keep = [(not x or a > 0) and (not y or b > 0) for a, b in zip(line.x, line.y, strict=True)]
+    xs, ys, spread = (tuple(compress(column, keep)) for column in (line.x, line.y, line.spread))
+    return dataclasses.replace(line, x=xs, y=ys, spread=spread)
+
+
+def field_value(config: Any, path: str) -> Any:
+    """The value at a dotted path of a config."""
+    for name in path.split("."):
+        config = config[name] if isinstance(config, Mapping) else getattr(config, name)
+    return config
+
+
+def _preset_curves(index: int, figure: Curves, group: PresetRuns) -> list[Series]:
+    title = group.preset.title
+    finished = [_points(run, figure) for run in group.runs if run.report.status == "done"]
+    mean = _mean_curve(index, title, [points for points in finished if points])
+    broken = [
+        Series(index, "", *_columns(_points(run, figure)), style="diverged")
+        for run in group.runs
+        if run.report.status == "diverged"
+    ]
+    lines = [line for line in (mean, *broken) if line.x]
+    if lines and lines[0].style == "diverged":
+        lines[0] = dataclasses.replace(lines[0], label=f"{title} (diverged)")
+    return lines
+
+
+def _points(run: RunRecord, figure: Curves) -> dict[float, tuple[float, float]]:
+    """By step: the position on the x axis, and the value."""
+    return {
+        point["step"]: (point[figure.x], point[figure.metric])
+        for point in run.curve
+        if figure.x in point and is_usable(point.get(figure.metric, math.nan))
+    }
+
+
+def _mean_curve(index: int, label: str, runs: Sequence[Mapping[float, tuple[float, float]]]) -> Series:
+    """The mean at the steps that all runs logged, so that no jump comes from a run that is missing."""
+    steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    columns = [[run[step] for run in runs] for step in _thin(steps)]
+    x = tuple(fmean(place for place, _ in column) for column in columns)
+    y = tuple(fmean(value for _, value in column) for column in columns)
+    spread = tuple(stdev(value for _, value in column) for column in columns) if len(runs) > 1 else ()
+    return Series(index, label, x, y, spread)
+
+
+def _columns(points: Mapping[float, tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    kept = [points[step] for step in _thin(sorted(points))]
+    return tuple(x for x, _ in kept), tuple(y for _, y in kept)
+
+
+def _thin(steps: Sequence[float]) -> list[float]:
+    if len(steps) <= MAX_POINTS:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(i * last / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
+
+
+def _places(figure: Sweep, presets: Sequence[Preset]) -> tuple[list[tuple[Any, str]], bool]:
+    """Position and preset name, ascending; unless all positions are numbers, text in their order."""
+    values = [(field_value(preset.config, figure.field), preset.name) for preset in presets]
+    if all(isinstance(x, int | float) and not isinstance(x, bool) for x, _ in values):
+        return sorted(values), False
+    return [(_name(x), name) for x, name in values], True
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
+
+
+def _measured_line(index: int, label: str, ours: Sequence[tuple[Any, Summary]]) -> Series:
+    points = [(x, s.mean, s.std or 0.0) for x, s in ours if s.mean is not None]
+    spread = tuple(std for _, _, std in points)
+    x, y = tuple(x for x, _, _ in points), tuple(mean for _, mean, _ in points)
+    return Series(index, label, x, y, spread if any(spread) else (), style="points")
+
+
+def _paper_line(index: int, label: str, paper: Sequence[tuple[Any, float]]) -> Series:
+    return Series(index, f"{label} (paper)", tuple(x for x, _ in paper), tuple(y for _, y in paper), style="paper")
+
+
+def _paper_values(experiment: Experiment) -> dict[tuple[str, str], Paper]:
+    return {
+        (cell.preset, cell.metric): cell.paper
+        for table in experiment.tables
+        for row in table.rows
+        for cell in row.cells
+        if isinstance(cell, Cell) and cell.paper is not None and cell.over is None
+    }
+
+
+def _curve_notes(group: PresetRuns, *, drawn: bool) -> list[str]:
+    missing = "no curve that all its runs recorded" if group.runs else "not run"
+    return [*([] if drawn else [f"{group.preset.title}: {missing}."]), *_left_out(group)]
+
+
+def _sweep_notes(group: PresetRuns) -> list[str]:
+    title, broken = group.preset.title, sum(run.report.status == "diverged" for run in group.runs)
+    if not group.runs:
+        return [f"{title}: not run.", *_left_out(group)]
+    return [*([f"{title}: {broken} of {len(group.runs)} diverged."] if broken else []), *_left_out(group)]
+
+
+def _left_out(group: PresetRuns) -> list[str]:
+    count = sum(len(variant.runs) for variant in group.variants)
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return [f"{group.preset.title}: {runs} with a changed config not drawn."] if count else []

@@ -1,0 +1,109 @@
+"""The whole report as plain data: what every output (page, Markdown, terminal) prints in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from splitfg_lab.experiments.spec import Experiment, identity_in
+from splitfg_lab.report._costs import CostTable, view_costs
+from splitfg_lab.report._groups import PresetRuns, group_runs
+from splitfg_lab.report._tables import TableView, view_table
+from splitfg_lab.runs.folder import find_folders
+from splitfg_lab.runs.results import Problem, Records, RunRecord, read_records
+
+
+@dataclass(frozen=True)
+class ExperimentView:
+    """One experiment with everything known about it.
+
+    Attributes:
+        tables: Its tables, filled.
+        costs: What its runs cost.
+        groups: Its runs by preset, for the figures.
+        done: How many of the planned runs (every seed of every preset) have ended, diverged ones included.
+        planned: How many there are to be.
+        diverged: Runs that diverged, by name, and why.
+        not_run: Titles of the presets nobody has run.
+        unfinished: Runs that were started and have not ended.
+    """
+
+    experiment: Experiment
+    tables: tuple[TableView, ...]
+    costs: CostTable | None
+    groups: dict[str, PresetRuns]
+    done: int
+    planned: int
+    diverged: tuple[tuple[str, str], ...]
+    not_run: tuple[str, ...]
+    unfinished: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """Every experiment, what could not be read, and runs that belong to no preset known here."""
+
+    experiments: tuple[ExperimentView, ...]
+    problems: tuple[str, ...]
+    strangers: tuple[RunRecord, ...]
+
+    def only(self, name: str) -> ReportView:
+        """The same report, of one experiment.
+
+        Raises:
+            ValueError: There is no experiment of that name.
+        """
+        chosen = tuple(view for view in self.experiments if view.experiment.name == name)
+        if not chosen:
+            known = ", ".join(view.experiment.name for view in self.experiments)
+            raise ValueError(f"There is no experiment named {name!r}. There are: {known}.")
+        return replace(self, experiments=chosen)
+
+
+def view_report(runs: Path, results: Path, experiments: Sequence[Experiment] | None) -> ReportView:
+    """Everything under ``runs`` and ``results`` in one view; ``None`` means all shipped experiments."""
+    if experiments is None:
+        from splitfg_lab.experiments import EXPERIMENTS
+
+        experiments = tuple(EXPERIMENTS)
+    records = read_records(runs, results, identity_in(experiments))
+    known = {(e.name, p.name) for e in experiments for p in e.presets}
+    strangers = tuple(run for run in records.runs if (run.report.experiment, run.report.preset) not in known)
+    problems = tuple(_sentence(problem) for problem in (*records.problems, *_strays(runs)))
+    return ReportView(tuple(_view_experiment(e, records) for e in experiments), problems, strangers)
+
+
+def _sentence(problem: Problem) -> str:
+    return problem.reason if problem.path in problem.reason else f"{problem.path}: {problem.reason}"
+
+
+def _strays(runs: Path) -> list[Problem]:
+    """Reports that lie where no run would have put them."""
+    expected = {folder.path for folder in find_folders(runs)}
+    reports = (path for path in sorted(runs.rglob("report.json")) if path.parent not in expected)
+    return [Problem(str(path), "not in a run folder (EXPERIMENT/PRESET/seedN with a config.json)") for path in reports]
+
+
+def _view_experiment(experiment: Experiment, records: Records) -> ExperimentView:
+    groups = group_runs(experiment, records.runs)
+    made = [run for group in groups.values() for run in group.runs]
+    return ExperimentView(
+        experiment,
+        tables=tuple(view_table(table, groups) for table in experiment.tables),
+        costs=view_costs(groups),
+        groups=groups,
+        done=sum(_done(group) for group in groups.values()),
+        planned=sum(len(preset.seeds) for preset in experiment.presets),
+        diverged=tuple((run.name, run.report.message) for run in made if run.report.status == "diverged"),
+        not_run=tuple(g.preset.title for g in groups.values() if not g.runs and not g.variants),
+        unfinished=tuple(_of(experiment, records.unfinished)),
+    )
+
+
+def _done(group: PresetRuns) -> int:
+    return len({run.report.seed for run in group.runs} & set(group.preset.seeds))
+
+
+def _of(experiment: Experiment, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"{experiment.name}/")]

@@ -1,0 +1,126 @@
+"""One run from beginning, or from its checkpoint, to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from splitfg_lab.runs._errors import DivergedError, RunError
+from splitfg_lab.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
+from splitfg_lab.runs.config import to_json
+from splitfg_lab.runs.context import Emit, RunContext, require_finite, utc_now
+from splitfg_lab.runs.environment import (
+    Revision,
+    cpu_threads,
+    describe_device,
+    resolve_device,
+    source_revision,
+    versions,
+)
+from splitfg_lab.runs.folder import RunFolder, RunIdentity
+from splitfg_lab.runs.record import RunReport, Status
+
+
+class Runner(Protocol):
+    """Runs one preset: builds what its config names, trains or measures, and gives the final metrics."""
+
+    def __call__(self, config: Any, *, seed: int, run: RunContext) -> Mapping[str, float]:
+        """Run, and return the final metrics."""
+
+
+def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit: Emit) -> RunReport:
+    """Run what a prepared folder describes, from its checkpoint if there is one, and write its report.
+
+    Args:
+        folder: A folder with ``config.json``.
+        runner: What runs it.
+        config: The config in ``config.json``, as the runner's dataclass; the report records it, with all its fields.
+        device: ``auto``, ``cpu``, ``cuda``, ...; a run goes on where it began, with as many CPU threads.
+        emit: Is told what happens.
+
+    Returns:
+        The report, which is also in the folder; that of a finished run is returned as it is.
+
+    Raises:
+        StoppedError: Ctrl-C or SIGTERM; the checkpoint is written.
+        RunError: The folder is in use or damaged, the disk is full, the device is not there.
+    """
+    with folder.locked():
+        report = folder.report() if folder.finished else _make_report(folder, runner, config, device, emit)
+    ending = {"status": report.status, "metrics": report.metrics, "message": report.message}
+    emit({"event": "finished", "run": folder.name, **ending})
+    return report
+
+
+def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
+    identity, revision = folder.identity(), source_revision()  # of the code that was loaded, which may change meanwhile
+    checkpoint = load_checkpoint(folder.path)
+    chosen = _choose_device(device, checkpoint)
+    # sums are rounded differently with another number of threads: a run keeps the one it began with
+    threads = checkpoint.state.get("threads") if checkpoint is not None else None
+    with cpu_threads(threads), RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
+        run.emit("started", step=run.books.steps, device=describe_device(chosen))
+        outcome = _run(runner, config, identity.seed, run)
+        report = _report(replace(identity, config=to_json(config)), revision, run, outcome)
+    if report.status == "done":
+        drop_previous(folder.path)
+    folder.finish(report)
+    return report
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    status: Status
+    metrics: dict[str, float]
+    message: str = ""
+
+
+def _run(runner: Runner, config: Any, seed: int, run: RunContext) -> _Outcome:
+    # runners draw from their own generators; this is for modules of other people that do not
+    torch.manual_seed(seed)
+    try:
+        metrics = {name: float(value) for name, value in runner(config, seed=seed, run=run).items()}
+        require_finite(run.books.steps, metrics)
+    except DivergedError as error:
+        return _Outcome("diverged", run.books.metrics, str(error))
+    return _Outcome("done", metrics)
+
+
+def _choose_device(name: str, checkpoint: Checkpoint | None) -> torch.device:
+    """The device asked for, which must be the kind that the checkpoint's random generators belong to."""
+    began_on = checkpoint.state["device"] if checkpoint is not None else None
+    device = resolve_device(began_on if name == "auto" and began_on is not None else name)
+    if began_on not in (None, device.type):
+        raise RunError(f"the run began on {began_on} and can only go on there, not on {device.type}")
+    return device
+
+
+def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, outcome: _Outcome) -> RunReport:
+    run.close_books()
+    books = run.books
+    return RunReport(
+        experiment=identity.experiment,
+        preset=identity.preset,
+        seed=identity.seed,
+        status=outcome.status,
+        message=outcome.message,
+        metrics=outcome.metrics,
+        versions=versions(),
+        git=revision.commit if revision else None,
+        git_dirty=revision.dirty if revision else None,
+        device=describe_device(run.device),
+        threads=torch.get_num_threads(),
+        started=books.started,
+        finished=utc_now(),
+        wall_s=round(books.wall_s, 3),
+        steps=books.steps,
+        step_ms=None if books.step_ms is None else round(books.step_ms, 4),
+        peak_memory_mib=round(books.peak_memory_mib, 1),
+        memory_kind=run.memory.kind,
+        jvps_per_step=books.per_step(books.jvps),
+        trunk_backward=books.per_step(books.trunk_backward),
+        config=identity.config,
+    )

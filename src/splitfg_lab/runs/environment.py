@@ -1,0 +1,171 @@
+"""What a number was measured with: versions, revision, device, memory. Imports torch only when asked.
+
+The revision is git's where the package runs from a checkout. Elsewhere, as in a copy on a machine without git, the
+environment variable ``SPLITFG_REVISION`` can supply it: the commit, with ``-dirty`` behind it if files differ from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splitfg_lab.runs._errors import RunError
+
+if TYPE_CHECKING:
+    import torch
+
+VARIABLE = "SPLITFG_REVISION"
+_COMMIT = re.compile(r"(?P<commit>[0-9a-f]{7,64})(?P<dirty>-dirty)?")
+_PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of every package a result can depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The git revision of the source; ``dirty`` if tracked files differ from it."""
+
+    commit: str
+    dirty: bool
+
+
+def source_revision() -> Revision | None:
+    """The revision this package runs from, from git or else from ``SPLITFG_REVISION``; ``None`` if neither knows.
+
+    Raises:
+        RunError: ``SPLITFG_REVISION`` is needed and is no revision.
+    """
+    return _git_revision() or _stated_revision(os.environ.get(VARIABLE, ""))
+
+
+def _git_revision() -> Revision | None:
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    commit = _git(here.parent, "rev-parse", "HEAD")
+    changes = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else Revision(commit, dirty=bool(changes))
+
+
+def _stated_revision(text: str) -> Revision | None:
+    if not text:
+        return None
+    found = _COMMIT.fullmatch(text)
+    if found is None:
+        raise RunError(
+            f"{VARIABLE} is {text!r}, which is no revision: set it to what `git rev-parse HEAD` prints, with -dirty"
+            " behind it if files differ from that, or unset it"
+        )
+    return Revision(found["commit"], dirty=found["dirty"] is not None)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; ``auto`` is the GPU where there is one.
+
+    Raises:
+        RunError: torch knows no such device, or it is not there.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RunError(f"{name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError(f"device {name!r} was asked for, but torch sees no GPU here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RunError(f"device {name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs, from 0 on")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """``cuda: NVIDIA H200`` or ``cpu: AMD EPYC 9654``."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    return f"{device.type}: {name}" if name else device.type
+
+
+@contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Let torch use this many CPU threads for a while; ``None`` leaves it as it is."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class PeakMemory:
+    """The most memory a run has held at once, on the device it runs on.
+
+    On a GPU this is what torch allocated since the run began. On a CPU it is the resident set of the whole
+    process, Python and torch included: fit for comparing runs, not for counting tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.kind = "GPU memory allocated" if device.type == "cuda" else "resident set of the process"
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.init()
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def mib(self) -> float:
+        """The peak so far, in MiB."""
+        if self._device.type == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated(self._device) / 2**20
+        return _resident_peak_mib()
+
+
+def _resident_peak_mib() -> float:
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,94 @@
+"""``report.json``: what a finished run leaves behind, typed and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from splitfg_lab.runs._errors import ConfigError
+from splitfg_lab.runs.config import from_json, to_json
+from splitfg_lab.runs.names import is_plain
+from splitfg_lab.runs.storage import read_json, write_json
+
+Status = Literal["done", "diverged"]
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A finished run. Quantities nobody measured are ``None``, never zero.
+
+    Attributes:
+        schema: The version of this format.
+        experiment: Which experiment.
+        preset: Which of its presets; ``config`` says if fields of it were overridden.
+        seed: The seed.
+        status: ``diverged`` if the loss, a metric or a parameter stopped being finite.
+        message: Why it diverged; empty for ``done``.
+        metrics: The final metrics; the last finite ones of a run that diverged.
+        versions: Versions of Python and packages.
+        git: The revision of the source, if it ran from a checkout or ``SPLITFG_REVISION`` says it.
+        git_dirty: Whether tracked files differed from that revision.
+        device: What it ran on.
+        threads: How many CPU threads torch could use; sums are rounded differently with another number.
+        started: UTC time, ISO 8601.
+        finished: UTC time, ISO 8601.
+        wall_s: Seconds it took, all sessions of an interrupted run together.
+        steps: Training steps taken.
+        step_ms: Milliseconds per training step, without warm-up, evaluation and checkpoints.
+        peak_memory_mib: Most memory held at once.
+        memory_kind: What ``peak_memory_mib`` counts.
+        jvps_per_step: Jacobian-vector products through the trunk per step.
+        trunk_backward: Reverse passes through the trunk per step.
+        config: The config as JSON.
+    """
+
+    schema: Literal[1] = field(default=1, kw_only=True)
+    experiment: str
+    preset: str
+    seed: int
+    status: Status
+    metrics: dict[str, float]
+    versions: dict[str, str]
+    git: str | None
+    git_dirty: bool | None
+    device: str
+    threads: int
+    started: str
+    finished: str
+    wall_s: float
+    steps: int
+    step_ms: float | None
+    peak_memory_mib: float
+    memory_kind: str
+    jvps_per_step: float | None
+    trunk_backward: float | None
+    config: dict[str, Any]
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def _names(self) -> tuple[tuple[str, str], ...]:
+        """The names that results files and folders are called by."""
+        return ("experiment", self.experiment), ("preset", self.preset)
+
+
+def write_report(path: Path, report: RunReport) -> None:
+    """Write ``report.json``."""
+    write_json(path, to_json(report))
+
+
+def read_report(path: Path) -> RunReport:
+    """Read ``report.json``.
+
+    Raises:
+        RunError: It is missing, damaged, or not such a report; the error lists everything that is wrong.
+    """
+    data = read_json(path)
+    try:
+        return from_json(RunReport, data)
+    except ConfigError as error:
+        raise ConfigError(error.problems, what=str(path)) from None
