@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfg import theory
 from splitfg.engines import CentralDifference, ForwardMode
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
 from splitfg.splitting import BlackBoxTrunk, Split, Tied, require_split
 from splitfg.tangents import Layout
@@ -150,7 +150,7 @@ def diagnose(
     """
     require_split(split)
     _require_counts(draws, steps)
-    refuse([] if split.trunk_params() else ["the trunk has no trained parameter, so there is no noise to measure"])
+    raise_if([] if split.trunk_params() else ["the trunk has no trained parameter, so there is no noise to measure"])
     black_box = isinstance(split.trunk, BlackBoxTrunk)
     estimator = SplitFG(K, engine=engine or (CentralDifference() if black_box else ForwardMode()))
     layout = Layout.of(split.trunk_params())
@@ -204,7 +204,7 @@ def _require_counts(draws: int, steps: int | None) -> None:
     found = [f"draws must be at least 2, got {draws}"] if draws < 2 else []
     if steps is not None and steps < 1:
         found.append(f"steps must be at least 1 (or None where the budget is not known), got {steps}")
-    refuse(found)
+    raise_if(found)
 
 
 def _exact(split: Split, x: Inputs, y: Target) -> Estimate:

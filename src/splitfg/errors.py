@@ -21,7 +21,7 @@ class SplitError(ValueError):
         return type(self), (self.problems,)
 
 
-def refuse(problems: Sequence[str]) -> None:
+def raise_if(problems: Sequence[str]) -> None:
     """Raise a :class:`SplitError` if there is any problem."""
     if problems:
         raise SplitError(problems)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfg.engines._forward_mode import chunk_problems
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.types import Params, TrunkFunction
 
 
@@ -23,7 +23,7 @@ class _Difference(ABC):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(_problems(self.step, self.noise, self.chunk))
+        raise_if(_problems(self.step, self.noise, self.chunk))
 
     @property
     def biased(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import jvp, vmap
 from torch.utils import dlpack
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.types import Params, TrunkFunction
 
 
@@ -29,7 +29,7 @@ class ForwardMode:
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(chunk_problems(self.chunk))
+        raise_if(chunk_problems(self.chunk))
 
     @property
     def biased(self) -> bool:

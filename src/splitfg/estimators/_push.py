@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from splitfg.engines import ForwardMode
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.splitting import BlackBoxTrunk, Split, explained
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
@@ -24,7 +24,7 @@ def push(
 def check_engine(engine: Engine, split: Split) -> None:
     """Refuse to look for forward-mode rules inside a black box."""
     blind = isinstance(engine, ForwardMode) and isinstance(split.trunk, BlackBoxTrunk)
-    refuse(
+    raise_if(
         ["forward mode cannot see into a BlackBoxTrunk: use engine=CentralDifference() or OneSidedDifference()"]
         if blind
         else []

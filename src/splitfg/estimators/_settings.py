@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 
 from splitfg.engines import ForwardMode
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._combine import Combination, Mean
 from splitfg.splitting import Split
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
@@ -61,7 +61,7 @@ class TangentSettings(DrawsByLaw):
             ("combine", self.combine, Combination),
         ):
             found += kind_problems(name, value, kind)
-        refuse(found)
+        raise_if(found)
 
     @property
     def biased(self) -> bool:
@@ -92,7 +92,7 @@ class ReverseSettings:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(micro_batch_problems(self.micro_batch))
+        raise_if(micro_batch_problems(self.micro_batch))
 
 
 def tangent_problems(K: object) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
@@ -61,7 +61,7 @@ class ActivityFG:
     recorder: Recorder = field(default=record, repr=False)
 
     def __post_init__(self) -> None:
-        refuse(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
+        raise_if(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
@@ -95,7 +95,7 @@ class ActivityFG:
         if chosen is None:
             chosen = split.trunk.activities() if isinstance(split.trunk, ActivityTrunk) else Activities()
         if not skip_checks():
-            refuse(chosen.problems(split.trunk))
+            raise_if(chosen.problems(split.trunk))
         return chosen
 
     def _deltas(
@@ -142,7 +142,7 @@ class ActivityFG:
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:
     """What each layer read and the shape of what it wrote, of layers that were called; each must have been once."""
-    refuse(
+    raise_if(
         [
             f"{name} is called twice in one pass, so its activities are not one: leave it out"
             for name, calls in seen.reads.items()
@@ -155,7 +155,7 @@ def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torc
 
 def _check_rows(chosen: Activities, top: Tensor, shapes: Mapping[str, torch.Size]) -> None:
     rows = top.shape[: chosen.rows]
-    refuse(
+    raise_if(
         [
             f"{name} writes {tuple(shape)}, which does not begin with the {tuple(rows)} rows that are scored: choose"
             " other layers or rows"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
@@ -65,7 +65,7 @@ class DirectPath:
 
     def __post_init__(self) -> None:
         found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
-        refuse(found if self.path is None else found + kind_problems("path", self.path, ResidualPath))
+        raise_if(found if self.path is None else found + kind_problems("path", self.path, ResidualPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""

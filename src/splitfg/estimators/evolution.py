@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from splitfg.engines import CentralDifference
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.estimators._settings import DrawsByLaw, micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.splitting import Split
@@ -39,7 +39,7 @@ class EvolutionStrategy(DrawsByLaw):
         found = tangent_problems(self.K) + micro_batch_problems(self.micro_batch)
         if not self.sigma > 0:
             found.append(f"sigma must be positive, got {self.sigma}")
-        refuse(found)
+        raise_if(found)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import micro_batch_problems
@@ -27,7 +27,7 @@ class FrozenTrunk:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(micro_batch_problems(self.micro_batch))
+        raise_if(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """The head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.models import MLP
 from splitfg.splitting import Split
 from splitfg.splitting.checks import check_batch, check_h, check_loss
@@ -53,7 +53,7 @@ class PredictiveCoding:
         for name in ("settle_rate", "stiffness"):
             if not getattr(self, name) > 0:
                 found.append(f"{name} must be positive, got {getattr(self, name)}")
-        refuse(found)
+        raise_if(found)
 
     @torch.no_grad()
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk
 from splitfg.engines import ForwardMode
-from splitfg.errors import NonFiniteError, SplitError, refuse
+from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._push import check_engine, push
@@ -155,7 +155,7 @@ def _trunk_params(split: Split) -> Params:
 def _flat_guess(layout: Layout, params: Params, prediction: Params | None, split: Split) -> Tensor | None:
     if prediction is None:
         return None
-    refuse(
+    raise_if(
         [f"the prediction names {name}, which is no parameter" for name in prediction if name not in split.roles]
         + [
             f"the prediction for {name} has shape {tuple(g.shape)}, the parameter {tuple(params[name].shape)}"

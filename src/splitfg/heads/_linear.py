@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.heads._base import Head
 from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss
 from splitfg.heads._tiles import aligned, padded, tiles
@@ -41,7 +41,7 @@ class LinearHead(Head):
 
     def __init__(self, *layers: nn.Linear, loss: OutputLoss | None = None, block: int = _BLOCK) -> None:
         super().__init__(loss if loss is not None else CrossEntropy())
-        refuse(_problems(layers, block))
+        raise_if(_problems(layers, block))
         self.block = block
         self.depth = len(layers)
         for i, layer in enumerate(layers):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
 from splitfg.splitting import call, places_of
@@ -45,7 +45,7 @@ class ProbedHead(OpaqueHead):
     ) -> None:
         super().__init__(loss)
         found = [f"step must be positive (or None), got {step}"] if step is not None and not step > 0 else []
-        refuse(found + ([f"together must be at least 1, got {together}"] if together < 1 else []))
+        raise_if(found + ([f"together must be at least 1, got {together}"] if together < 1 else []))
         self.step, self.together = step, together
         self._run: Callable[[Params, Tensor], Tensor]
         if isinstance(black_box, nn.Module):

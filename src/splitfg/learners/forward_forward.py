@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.learners._batches import class_problems, feature_problems
 from splitfg.learners.goodness import Contrast, HardNegatives, Negatives, Objective
 from splitfg.models import MLP
@@ -61,7 +61,7 @@ class ForwardForward:
         schedule: Schedule | None = None,
         max_norm: float | None = 1.0,
     ) -> None:
-        refuse(_setting_problems(mlp, classes, label_scale))
+        raise_if(_setting_problems(mlp, classes, label_scale))
         self.mlp, self.classes, self.label_scale = mlp, classes, label_scale
         self.objective: Objective = objective if objective is not None else Contrast()
         self.negatives: Negatives = negatives if negatives is not None else HardNegatives()
@@ -75,7 +75,7 @@ class ForwardForward:
     @torch.no_grad()
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch: features ``(B, features)``, classes ``(B,)``."""
-        refuse(feature_problems(x, self.features) + class_problems(x, y, self.classes))
+        raise_if(feature_problems(x, self.features) + class_problems(x, y, self.classes))
         assert isinstance(x, Tensor)
         y = y.long()
         wrong = self.negatives(y, self.classes, lambda: self._goodness(x), generator)
@@ -86,7 +86,7 @@ class ForwardForward:
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
         """The goodness of every class, summed over layers, ``(B, classes)``."""
-        refuse(feature_problems(x, self.features))
+        raise_if(feature_problems(x, self.features))
         assert isinstance(x, Tensor)
         return self._goodness(x)
 

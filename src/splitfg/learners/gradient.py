@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfg.compiled import Compile
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Estimator, LearningEstimator, SplitFG, compiled
 from splitfg.splitting import Split, require_split
 from splitfg.training import Schedule, Update
@@ -55,7 +55,9 @@ class GradientLearner:
         self.split, self.estimator, self.prediction = split, estimator, prediction
         self.learned = estimator.learned_state() if isinstance(estimator, LearningEstimator) else {}
         taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
-        refuse([f"what an estimator learns cannot be called {name!r}: a checkpoint has that already" for name in taken])
+        raise_if(
+            [f"what an estimator learns cannot be called {name!r}: a checkpoint has that already" for name in taken]
+        )
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self.update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
@@ -104,7 +106,7 @@ class GradientLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         missing = [name for name in self.learned if name not in state]
-        refuse([f"the checkpoint has no {name}: it was written with another estimator" for name in missing])
+        raise_if([f"the checkpoint has no {name}: it was written with another estimator" for name in missing])
         self.update.load_state_dict(state)
         for name, part in self.learned.items():
             part.load_state_dict(state[name])

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.learners._batches import class_problems
 from splitfg.learners._memory import Memory, fingerprint
 from splitfg.learners._retrieval import Scaling, softmax_readout
@@ -57,7 +57,7 @@ class HopfieldReadout:
         beta: float = 32.0,
         scaling: Scaling | None = None,
     ) -> None:
-        refuse(_setting_problems(classes, capacity, beta))
+        raise_if(_setting_problems(classes, capacity, beta))
         self.trunk, self.classes = trunk, classes
         self.beta, self.scaling = beta, scaling if scaling is not None else Scaling()
         self._memory = Memory(capacity)
@@ -74,7 +74,7 @@ class HopfieldReadout:
         The loss is that of a part of the store before it, on the batch's first rows.
         """
         h = self._features(x)
-        refuse(_target_problems(y, h, self.classes))
+        raise_if(_target_problems(y, h, self.classes))
         values = y.reshape(h.shape[0], -1).to(h.dtype) if self.classes is None else y.long()
         loss = self._watched_loss(h[:_WATCHED_ROWS], values[:_WATCHED_ROWS])
         self._memory.add(h, values, fingerprint(*(x if isinstance(x, tuple) else (x,)), values))

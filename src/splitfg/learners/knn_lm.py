@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.learners._memory import Memory, fingerprint, mixed
 from splitfg.learners._retrieval import Scaling, nearest
 from splitfg.types import Inputs, StepStats, Target
@@ -45,7 +45,7 @@ class Retrieval:
             found.append(f"beta must be positive, got {self.beta}")
         if not 0 < self.smoothing <= 1:
             found.append(f"smoothing must be in (0, 1], got {self.smoothing}: without it unseen tokens are impossible")
-        refuse(found)
+        raise_if(found)
 
 
 GRID = tuple(
@@ -178,7 +178,7 @@ class KnnLM:
     def _checked(self, x: Inputs, y: Target) -> tuple[Tensor, Tensor]:
         """Features and next tokens, one row per position."""
         h, y = self._features(x), y.reshape(-1)
-        refuse(self._target_problems(h, y))
+        raise_if(self._target_problems(h, y))
         return h, y
 
     def _target_problems(self, h: Tensor, y: Tensor) -> list[str]:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes._methods import MethodRecipe
 from splitfg.recipes._registry import Recipe
 from splitfg.recipes.checks import not_positive
@@ -55,7 +55,7 @@ class MeanJacobianFeedback(FeedbackRecipe):
     rate: float = 0.15
 
     def __post_init__(self) -> None:
-        refuse(not_positive(self, "rate") or ([f"rate must be at most 1, got {self.rate}"] if self.rate > 1 else []))
+        raise_if(not_positive(self, "rate") or ([f"rate must be at most 1, got {self.rate}"] if self.rate > 1 else []))
 
     def build(self) -> Feedback:
         """:class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""

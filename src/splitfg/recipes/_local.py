@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.recipes._methods import MethodRecipe, TableMethod
 from splitfg.recipes.checks import below, not_positive
 
@@ -29,7 +29,7 @@ class PredictiveCodingMethod(MethodRecipe):
     stiffness: float = 10.0
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "settle_steps") + not_positive(self, "settle_rate", "stiffness"))
+        raise_if(below(1, self, "settle_steps") + not_positive(self, "settle_rate", "stiffness"))
 
     def build(self) -> Estimator:
         """Return :class:`~splitfg.PredictiveCoding`."""
@@ -55,7 +55,7 @@ class ForwardForwardMethod(TableMethod):
     negative_sharpness: float = 5.0
 
     def __post_init__(self) -> None:
-        refuse(not_positive(self, "label_scale"))
+        raise_if(not_positive(self, "label_scale"))
 
     def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
         """Build :class:`~splitfg.learners.forward_forward.ForwardForward` on a plain MLP."""
@@ -92,7 +92,7 @@ class HopfieldMethod(TableMethod):
     capacity: int = 20_000
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "capacity"))
+        raise_if(below(1, self, "capacity"))
 
     def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
         """Build :class:`~splitfg.learners.hopfield.HopfieldReadout` over an untrained trunk."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes._registry import Recipe
 from splitfg.recipes.checks import below, not_fractions, not_positive
 
@@ -70,7 +70,7 @@ class ConditionedLaw(LawRecipe):
     floor: float = 0.1
 
     def __post_init__(self) -> None:
-        refuse(not_fractions(self, "beta"))
+        raise_if(not_fractions(self, "beta"))
 
     def build(self) -> TangentLaw:
         """:class:`~splitfg.Conditioned`, on a magnitude that the learner updates."""
@@ -175,7 +175,7 @@ class SplitFGMethod(MethodRecipe):
     lean: bool = False
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "K", "chunk"))
+        raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.SplitFG`."""
@@ -196,7 +196,7 @@ class ActivityMethod(MethodRecipe):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "K", "chunk"))
+        raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.ActivityFG`, on the trunk's own ``activities()``."""
@@ -217,7 +217,7 @@ class PureFGMethod(MethodRecipe):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "K", "chunk"))
+        raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.ForwardGradient`."""
@@ -238,7 +238,7 @@ class EvolutionMethod(MethodRecipe):
     sigma: float = 1e-3
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "K") + not_positive(self, "sigma"))
+        raise_if(below(1, self, "K") + not_positive(self, "sigma"))
 
     def build(self) -> Estimator:
         """:class:`~splitfg.EvolutionStrategy`."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes._registry import Recipe
 from splitfg.recipes.checks import below, not_fractions
 
@@ -33,7 +33,7 @@ class Adam(OptimizerRecipe):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "eps") + not_fractions(self, "betas"))
+        raise_if(below(0, self, "lr", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.Adam`."""
@@ -55,7 +55,7 @@ class _DecayedAdam(OptimizerRecipe):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
+        raise_if(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """Torch's own, over the split's groups."""
@@ -100,7 +100,7 @@ class SGD(OptimizerRecipe):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "momentum"))
+        raise_if(below(0, self, "lr", "momentum"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`torch.optim.SGD`."""
@@ -123,7 +123,7 @@ class LaggedRMS(OptimizerRecipe):
     a_max: float = 1e4
 
     def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "eps") + not_fractions(self, "beta"))
+        raise_if(below(0, self, "lr", "eps") + not_fractions(self, "beta"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """:class:`~splitfg.training.LaggedRMSOptimizer`."""
@@ -153,7 +153,7 @@ class Muon(OptimizerRecipe):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        refuse(below(0, self, "lr", "momentum", "eps") + not_fractions(self, "betas"))
+        raise_if(below(0, self, "lr", "momentum", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
         """Both optimizers behind one interface."""

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes._methods import TableMethod
 from splitfg.recipes._optimizers import Adam
 from splitfg.recipes._registry import Recipe, recipes
@@ -79,7 +79,7 @@ class NonlinearHeadRecipe(HeadRecipe):
     width: int = 64
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "width"))
+        raise_if(below(1, self, "width"))
 
     def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
         """Return :class:`~splitfg.ReverseModeHead`."""
@@ -149,7 +149,7 @@ class _LayeredNetwork(NetworkRecipe):
     head: HeadRecipe = field(default_factory=LinearHeadRecipe)
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "width", "layers"))
+        raise_if(below(1, self, "width", "layers"))
 
     @final
     def build_head(self, shape: TableShape, generator: torch.Generator) -> Head:
@@ -179,7 +179,7 @@ class Network(_LayeredNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(below(1, self, "members"))
+        raise_if(below(1, self, "members"))
 
     def trunk(self, features: int, generator: torch.Generator) -> nn.Module:
         """Return :class:`~splitfg.models.TabM`."""

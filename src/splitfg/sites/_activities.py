@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.sites._layers import LocalLayer, has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 
@@ -33,7 +33,7 @@ class Activities:
     rows: int = 1
 
     def __post_init__(self) -> None:
-        refuse([] if self.rows >= 1 else [f"rows must be at least 1 leading dimension, got {self.rows}"])
+        raise_if([] if self.rows >= 1 else [f"rows must be at least 1 leading dimension, got {self.rows}"])
 
     def names(self, trunk: nn.Module) -> tuple[str, ...]:
         """The layers, those without a trained parameter left out, and the top, which is exact."""

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 
@@ -43,7 +43,7 @@ class ResidualPath:
 
     def __post_init__(self) -> None:
         given: object = self.writers
-        refuse([f"writers is {given!r}: give a tuple of names, ({given!r},)"] if isinstance(given, str) else [])
+        raise_if([f"writers is {given!r}: give a tuple of names, ({given!r},)"] if isinstance(given, str) else [])
         object.__setattr__(self, "writers", tuple(self.writers))
 
     def features_last(self, stream: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.types import Params
 
 
@@ -27,9 +27,9 @@ class BlackBoxTrunk(nn.Module):
     def __init__(self, run: Callable[..., Any], params: Mapping[str, Any]) -> None:
         super().__init__()
         self._run = run
-        refuse(_argument_problems(run, params) or _name_problems(self, params))
+        raise_if(_argument_problems(run, params) or _name_problems(self, params))
         values = {name: torch.as_tensor(value).detach().clone() for name, value in params.items()}
-        refuse(_value_problems(values))
+        raise_if(_value_problems(values))
         for name, value in values.items():
             self.register_parameter(name, nn.Parameter(value))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
@@ -58,12 +58,12 @@ class Split:
     def __init__(
         self, trunk: nn.Module, head: Head, *, tied: Tied | str | None = None, model: nn.Module | None = None
     ) -> None:
-        refuse(_part_problems(trunk, head))
+        raise_if(_part_problems(trunk, head))
         self.trunk, self.head, self.tied = trunk, head, _policy(tied)
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
-        refuse(self._problems())
+        raise_if(self._problems())
         self._validated: set[tuple[Hashable, tuple[bool, ...]]] = set()
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Split:
         """
         in_this_mode = (key, self.training_flags())
         if in_this_mode not in self._validated:
-            refuse(problems())
+            raise_if(problems())
             self._validated.add(in_this_mode)
 
     def twin(self, trunk: nn.Module, head: Head) -> Split:
@@ -266,7 +266,7 @@ def split(
     Raises:
         SplitError: If there is no such module, or what follows it reads more than h.
     """
-    refuse(_argument_problems(model, at, head))
+    raise_if(_argument_problems(model, at, head))
     model, loss = getattr(model, "_orig_mod", model), loss if loss is not None else CrossEntropy()
     graph = graph_of(model)
     name = at if at is not None else last_linear(model, graph)
@@ -282,7 +282,7 @@ def split(
         trunk, rest = cut_at(model, name)
         result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model)
     problem = None if example is None else result.disagreement(example)
-    refuse([] if problem is None else [problem])
+    raise_if([] if problem is None else [problem])
     return result
 
 

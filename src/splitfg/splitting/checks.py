@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from splitfg.errors import NonFiniteError, SplitError, refuse
+from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.splitting._black_box import BlackBoxTrunk
 from splitfg.splitting._split import FIRST_BATCH, Split, require_split
 from splitfg.types import Inputs, Target
@@ -73,7 +73,7 @@ def check_h(split: Split, h: Tensor, y: Target) -> None:
     """Refuse an h, of the batch or a part of it, that does not fit the head and the whole batch's target."""
     if skip_checks():
         return
-    refuse(split.head.problems(h, y))
+    raise_if(split.head.problems(h, y))
     _require_finite(h, "h")
 
 

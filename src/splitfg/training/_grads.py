@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.numerics import norm
 from splitfg.types import Estimate, Params
 
@@ -63,7 +63,7 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
     for name, grad in estimate.grads.items():
         if name in own and grad.shape != own[name].shape:
             found.append(f"the gradient of {name} has shape {tuple(grad.shape)}, not {tuple(own[name].shape)}")
-    refuse(found)
+    raise_if(found)
     for name, p in own.items():
         g = estimate.grads.get(name)
         p.grad = None if g is None else _laid_out_like(p, g.detach().to(p.dtype))

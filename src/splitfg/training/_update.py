@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.training._grads import clip_, write_grads
 from splitfg.training._schedule import Constant, Schedule
 from splitfg.types import Estimate
@@ -79,7 +79,7 @@ class Update:
         max_norm: float | None = 1.0,
         apart: Collection[str] = (),
     ) -> None:
-        refuse(_optimizer_problems(module, optimizer))
+        raise_if(_optimizer_problems(module, optimizer))
         self.module, self.max_norm, self.apart = module, max_norm, apart
         self.optimizer = ScheduledOptimizer(optimizer, schedule)
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.training._pair import OptimizerPair
 from splitfg.training._update import ScheduledOptimizer
 
@@ -127,7 +127,7 @@ class DeviceRates:
         self._factors = torch.tensor([scheduled.schedule(i) for i in range(horizon)], device=device)
         self.counter = torch.full((), scheduled.steps, dtype=torch.int64, device=device)
         parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
-        refuse(
+        raise_if(
             [
                 f"the steps of {type(part).__name__} are not linear in their rate, which a captured step needs: take"
                 " eager steps, or a constant rate"
@@ -205,7 +205,7 @@ class _ShortenedSteps:
     def follow(self) -> None:
         for i, (group, rate) in enumerate(zip(self._groups, self._rates, strict=True)):
             if float(group["lr"]) != self._seen[i]:
-                refuse([] if rate else ["a captured step cannot leave a rate of zero: begin with another"])
+                raise_if([] if rate else ["a captured step cannot leave a rate of zero: begin with another"])
                 self._seen[i] = float(group["lr"])
                 self._factors[i].fill_(self._seen[i] / rate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import Adam, BackpropMethod, FrozenMethod, SplitFGMethod
 from splitfg.recipes.checks import below, rho_problems
 from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Preset, Row, Table
@@ -29,7 +29,7 @@ class Demo:
     rho: float = 1.0
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "steps", "batch") + rho_problems(self.rho))
+        raise_if(below(1, self, "steps", "batch") + rho_problems(self.rho))
 
 
 _METHODS: dict[str, tuple[str, FrozenMethod | SplitFGMethod | BackpropMethod]] = {

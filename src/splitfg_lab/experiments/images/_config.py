@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import (
     Adam,
     AdamL2,
@@ -66,4 +66,4 @@ class ImageTraining:
         found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
         if not isinstance(self.method, HopfieldMethod):
             found += warmup_problems(self.warmup, self.horizon)
-        refuse(found)
+        raise_if(found)

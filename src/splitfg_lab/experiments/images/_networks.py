@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes.checks import below
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class FlatNetwork(NetworkRecipe):
     inner: int | None = 64
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "width", "inner"))
+        raise_if(below(1, self, "width", "inner"))
 
     def trunk(self, shape: Shape, generator: torch.Generator) -> FlatTrunk:  # noqa: ARG002
         """:class:`~splitfg.models.FlatTrunk`."""

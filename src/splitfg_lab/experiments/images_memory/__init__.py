@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes.checks import below
 from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table
 
@@ -46,7 +46,7 @@ class ImageMemory:
     matmul: Literal["high", "highest"] = "high"
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "images", "batch"))
+        raise_if(below(1, self, "images", "batch"))
 
 
 LABELS = {"cifar10": "CIFAR-10, ResNet-20", "cifar100": "CIFAR-100, ResNet-18"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import (
     SGD,
     Adam,
@@ -41,7 +41,7 @@ class Sizes:
         found = below(1, self, "layers", "width", "heads", "context", "vocab")
         if not found and self.width % self.heads:
             found.append(f"width {self.width} is not a multiple of heads {self.heads}")
-        refuse(found)
+        raise_if(found)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class KnnLMMethod:
     tuning: int = 64
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "windows", "tuning"))
+        raise_if(below(1, self, "windows", "tuning"))
 
 
 @dataclass(frozen=True)
@@ -122,4 +122,4 @@ class Language:
         found = below(1, self, "steps", "batch", "block") + not_positive(self, "max_norm") + rho_problems(self.rho)
         if isinstance(self.method, MethodRecipe):
             found += warmup_problems(self.warmup, self.steps)
-        refuse(found)
+        raise_if(found)

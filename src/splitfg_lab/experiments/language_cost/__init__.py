@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes.checks import below
 from splitfg_lab.experiments.language import Sizes
 from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
@@ -82,7 +82,7 @@ class Cost:
     matmul: Literal["high", "highest"] = "high"
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "batch", "blocks", "steps") + below(0, self, "block"))
+        raise_if(below(1, self, "batch", "blocks", "steps") + below(0, self, "block"))
 
 
 def _swept(name: str, title: str, model: Sizes) -> Preset:

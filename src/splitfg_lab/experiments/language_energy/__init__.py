@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import BackpropMethod, FrozenMethod, SplitFGMethod
 from splitfg.recipes.checks import below
 from splitfg_lab.experiments.language import SMOKE, TENTH, Language, Sizes
@@ -26,7 +26,7 @@ class Energy:
     trained: bool = False
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "batches"))
+        raise_if(below(1, self, "batches"))
 
 
 def _trained(method: SplitFGMethod | BackpropMethod, rho: float) -> Energy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import ActivityMethod, Adam, TableMethod
 from splitfg.recipes.checks import below, not_positive, rho_problems
 from splitfg.recipes.tables import Network, NetworkRecipe, table_methods
@@ -45,7 +45,7 @@ class Tabular:
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch") + below(2, self, "folds") + below(0, self, "training_seed")
-        refuse(found + not_positive(self, "clip") + rho_problems(self.rho))
+        raise_if(found + not_positive(self, "clip") + rho_problems(self.rho))
 
 
 _NOTE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes import Adam
 from splitfg.recipes.checks import below, not_positive, rho_problems
 from splitfg.recipes.tables import Network
@@ -45,7 +45,7 @@ class TabularMemory:
         found = below(1, self, "steps", "batch", "K") + not_positive(self, "clip") + rho_problems(self.rho)
         if not 0 < self.train_fraction < 1:
             found.append(f"train_fraction must be in (0, 1), got {self.train_fraction}")
-        refuse(found)
+        raise_if(found)
 
 
 # label, epochs, backprop and Split-FG in MiB, MemSave in %

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 from splitfg.recipes.checks import below
 from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Sweep, Table
 
@@ -27,7 +27,7 @@ class ToyVariance:
     batch: int = 64
 
     def __post_init__(self) -> None:
-        refuse(below(1, self, "classes", "batch") + below(2, self, "draws"))
+        raise_if(below(1, self, "classes", "batch") + below(2, self, "draws"))
 
 
 CLASSES = (50, 500, 5000)
