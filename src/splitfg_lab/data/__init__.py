@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from splitfg_lab.data._digest import data_digest
     from splitfg_lab.data._fetch import fetch
     from splitfg_lab.data._folder import cache_folder, data_folder
     from splitfg_lab.data._load import Images, Table, load_images, load_table, load_tokens
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from splitfg_lab.data.windows import Windows
 
 _HOMES = {
+    "_digest": ("data_digest",),
     "_fetch": ("fetch",),
     "_writing": ("OnProgress",),
     "_folder": ("cache_folder", "data_folder"),
@@ -58,6 +60,7 @@ __all__ = [
     "TextSplit",
     "Windows",
     "cache_folder",
+    "data_digest",
     "data_folder",
     "describe",
     "fetch",

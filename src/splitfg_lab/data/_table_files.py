@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -182,3 +184,26 @@ def recount_table(data: TableSet, folder: Path, meta: Meta) -> list[str]:
         return [f"{folder / TABLE} cannot be read: {error}"]
     found = {"rows": len(frame), "features": frame.shape[1] - 1}
     return [f"{found[k]:,} {k}; {n:,} were prepared" for k, n in meta.counts.items() if found.get(k) != n]
+
+
+def table_digest(folder: Path) -> str:
+    """Hash the names and values of a prepared table, column by column.
+
+    Parquet files of equal tables differ between versions of pyarrow, so the digest covers the values instead.
+    """
+    frame = pd.read_parquet(folder / TABLE)
+    digest = hashlib.sha256()
+    for name in frame.columns:
+        digest.update(json.dumps(str(name)).encode())
+        digest.update(_column_bytes(frame[name]))
+    return digest.hexdigest()
+
+
+def _column_bytes(column: pd.Series[Any]) -> bytes:
+    """Encode numbers as little-endian float64 with one NaN, and categories as a JSON list with ``null``."""
+    if is_numeric_dtype(column.dtype):
+        numbers = column.to_numpy(dtype="<f8", copy=True)
+        numbers[np.isnan(numbers)] = np.nan
+        return numbers.tobytes()
+    values = column.astype("object")
+    return json.dumps(values.where(values.notna(), None).tolist()).encode()
