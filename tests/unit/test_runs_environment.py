@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from splitfg_lab.runs import RunError
-from splitfg_lab.runs.environment import Revision, resolve_device, source_revision
+from splitfg_lab.runs.environment import Revision, resolve_device, side_by_side, source_revision
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -62,3 +62,17 @@ def test_git_is_believed_before_the_environment(monkeypatch):
     found = source_revision()
     assert found is not None
     assert found.commit == asked.stdout.strip()
+
+
+def test_runs_know_how_many_share_the_machine_only_where_told(monkeypatch):
+    monkeypatch.delenv("SPLITFG_SIDE_BY_SIDE", raising=False)
+    assert side_by_side() is None
+    monkeypatch.setenv("SPLITFG_SIDE_BY_SIDE", "10")
+    assert side_by_side() == 10
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_a_count_of_runs_that_is_no_count_raises(monkeypatch, text):
+    monkeypatch.setenv("SPLITFG_SIDE_BY_SIDE", text)
+    with pytest.raises(RunError, match="SPLITFG_SIDE_BY_SIDE"):
+        side_by_side()

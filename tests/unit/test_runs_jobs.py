@@ -210,3 +210,25 @@ signal.pause()
     waiting.path.mkdir(parents=True)
     outcomes = run_jobs([job(folder, code), job(waiting, SAYS_DONE)], at_once=1, view=Closed(io.StringIO()))
     assert outcomes == [Outcome(folder.name, "stopped", "saved"), Outcome(waiting.name, "waiting")]
+
+
+SAYS_COUNT = """\
+import json, os
+metrics = {"count": float(os.environ["SPLITFG_SIDE_BY_SIDE"])}
+print(json.dumps({"event": "finished", "run": "x", "status": "done", "message": "", "metrics": metrics}))
+"""
+
+
+@pytest.mark.parametrize(("at_once", "count"), [(1, 1), (2, 2), (8, 2)])
+def test_workers_learn_how_many_share_the_machine(
+    namesakes: list[RunFolder], monkeypatch: pytest.MonkeyPatch, at_once: int, count: int
+) -> None:
+    monkeypatch.delenv("SPLITFG_SIDE_BY_SIDE", raising=False)
+    jobs = [job(folder, SAYS_COUNT) for folder in namesakes]
+    outcomes = run_jobs(jobs, at_once=at_once, view=JsonView(io.StringIO()))
+    assert [outcome.metrics for outcome in outcomes] == [{"count": count}] * 2
+
+
+def test_a_count_set_from_outside_is_not_lowered(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLITFG_SIDE_BY_SIDE", "10")
+    assert run_code(folder, SAYS_COUNT).metrics == {"count": 10}

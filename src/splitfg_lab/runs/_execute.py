@@ -123,4 +123,5 @@ def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, o
         jvps_per_step=books.per_step(books.jvps),
         trunk_backward=books.per_step(books.trunk_backward),
         config=identity.config,
+        side_by_side=books.side_by_side,
     )

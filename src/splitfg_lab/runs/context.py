@@ -15,7 +15,7 @@ import torch
 from splitfg_lab.runs._errors import DivergedError, RunError
 from splitfg_lab.runs._metrics import MetricsWriter
 from splitfg_lab.runs.checkpoint import Checkpoint, save_checkpoint
-from splitfg_lab.runs.environment import PeakMemory
+from splitfg_lab.runs.environment import PeakMemory, side_by_side
 from splitfg_lab.runs.folder import RunFolder
 from splitfg_lab.runs.progress import Event
 
@@ -36,7 +36,8 @@ class Books:
     """What is counted over all sessions of a run; saved with every checkpoint.
 
     ``warm_*`` are the first steps of each session, which compile and allocate; ``jvps`` and
-    ``trunk_backward`` stay ``None`` until somebody counts them.
+    ``trunk_backward`` stay ``None`` until somebody counts them. ``side_by_side`` is the largest number of runs that
+    shared the machine in any session, ``None`` if a session did not know it.
     """
 
     started: str = field(default_factory=utc_now)
@@ -50,6 +51,7 @@ class Books:
     trunk_backward: float | None = None
     peak_memory_mib: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    side_by_side: int | None = None
 
     @property
     def step_ms(self) -> float | None:
@@ -85,6 +87,11 @@ class RunContext:
         self._emit = emit
         saved = checkpoint.state if checkpoint is not None else {}
         self.books = Books(**saved.get("books", {}))
+        if checkpoint is None:
+            self.books.side_by_side = side_by_side()
+        elif self.books.side_by_side is not None:
+            now = side_by_side()
+            self.books.side_by_side = None if now is None else max(now, self.books.side_by_side)
         self.restored: Mapping[str, Any] | None = saved.get("state")
         self._metrics = MetricsWriter(folder.metrics_path, keep=saved.get("metrics_bytes", 0))
         self._began = time.perf_counter() - self.books.wall_s

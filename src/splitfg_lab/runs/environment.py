@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 VARIABLE = "SPLITFG_REVISION"
+SIDE_BY_SIDE = "SPLITFG_SIDE_BY_SIDE"
 _COMMIT = re.compile(r"(?P<commit>[0-9a-f]{7,64})(?P<dirty>-dirty)?")
 _PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
 
@@ -75,6 +76,22 @@ def _stated_revision(text: str) -> Revision | None:
             " behind it if files differ from that, or unset it"
         )
     return Revision(found["commit"], dirty=found["dirty"] is not None)
+
+
+def side_by_side() -> int | None:
+    """Return how many runs share this machine, from ``SPLITFG_SIDE_BY_SIDE``; ``None`` if it is not set.
+
+    ``splitfg run`` sets the variable for its workers. Set it yourself if you start runs in another way.
+
+    Raises:
+        RunError: ``SPLITFG_SIDE_BY_SIDE`` is not a positive whole number.
+    """
+    text = os.environ.get(SIDE_BY_SIDE, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise RunError(f"{SIDE_BY_SIDE} is {text!r}: set it to the number of runs that share this machine, or unset it")
+    return int(text)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from splitfg_lab.runs.environment import SIDE_BY_SIDE, side_by_side
 from splitfg_lab.runs.folder import RunFolder
 from splitfg_lab.runs.progress import Event, Guarded, View
 
@@ -54,7 +55,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
 
 
 async def _run_all(jobs: Sequence[Job], at_once: int, view: View) -> list[Outcome]:
-    crew = _Crew(view, _environment(at_once))
+    crew = _Crew(view, _environment(at_once, len(jobs)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, crew.stop)
@@ -62,9 +63,10 @@ async def _run_all(jobs: Sequence[Job], at_once: int, view: View) -> list[Outcom
     return list(await asyncio.gather(*(crew.run(job, gate) for job in jobs)))
 
 
-def _environment(at_once: int) -> dict[str, str]:
+def _environment(at_once: int, jobs: int) -> dict[str, str]:
     single = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if at_once > 1 else {}
-    return {**os.environ, **single}
+    shared = max(min(at_once, jobs), side_by_side() or 1)
+    return {**os.environ, **single, SIDE_BY_SIDE: str(shared)}
 
 
 class _Crew:

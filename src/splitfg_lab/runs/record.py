@@ -31,6 +31,8 @@ class RunReport:
         git_dirty: Whether tracked files differed from that revision.
         device: What it ran on.
         threads: How many CPU threads torch could use; sums are rounded differently with another number.
+        side_by_side: How many runs shared the machine: 1 for a run that had it alone, ``None`` where not recorded.
+            Times of runs that shared a machine, or may have, are not comparable, and reports leave them out.
         started: UTC time, ISO 8601.
         finished: UTC time, ISO 8601.
         wall_s: Seconds it took, all sessions of an interrupted run together.
@@ -65,6 +67,7 @@ class RunReport:
     trunk_backward: float | None
     config: dict[str, Any]
     message: str = ""
+    side_by_side: int | None = None
 
     def __post_init__(self) -> None:
         wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]
