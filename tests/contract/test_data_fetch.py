@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from splitfg.errors import DataError
-from splitfg_lab.data import FileSet, describe, fetch
+from splitfg_lab.data import FileSet, fetch, find_dataset
 from splitfg_lab.data._http import TransferError, _SameKindOfRedirect
 from splitfg_lab.data.specs import Download
 
@@ -284,7 +284,7 @@ def test_what_has_no_public_address_says_so(tmp_path):
     for name in ("otto", "wikipedia"):
         with pytest.raises(DataError) as caught:
             fetch(name, tmp_path)
-        assert describe(name).by_hand in str(caught.value)
+        assert find_dataset(name).by_hand in str(caught.value)
         assert f"splitfg data prepare {name} --from PATH" in str(caught.value)
 
 

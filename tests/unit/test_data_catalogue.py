@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from splitfg.errors import DataError
-from splitfg_lab.data import CATALOGUE, describe, names
+from splitfg_lab.data import CATALOGUE, find_dataset, names
 from splitfg_lab.data.specs import FileSet, ImageSet, TableSet, TextSet
 
 # The paper's summary of tabular data sets: samples, features, classes.
@@ -25,7 +25,7 @@ PAPER_TABLES = {
 
 @pytest.mark.parametrize("name", PAPER_TABLES)
 def test_tables_have_the_papers_counts(name):
-    entry = describe(name)
+    entry = find_dataset(name)
     assert isinstance(entry, TableSet)
     assert (entry.rows, entry.features, entry.classes) == PAPER_TABLES[name]
     tasks = {None: "regression", 2: "binary"}
@@ -34,20 +34,20 @@ def test_tables_have_the_papers_counts(name):
 
 
 def test_corpora_have_the_papers_counts():
-    wikitext = describe("wikitext103")
+    wikitext = find_dataset("wikitext103")
     assert isinstance(wikitext, TextSet)
     assert {split.name: split.count for split in wikitext.splits} == {
         "train": 119_085_169,
         "valid": 249_750,
         "test": 286_178,
     }
-    assert describe("wikipedia").splits[0].count == 119_085_169
+    assert find_dataset("wikipedia").splits[0].count == 119_085_169
     assert wikitext.vocabulary == 50_257
 
 
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
 def test_image_sets_hold_fifty_and_ten_thousand(name, classes):
-    entry = describe(name)
+    entry = find_dataset(name)
     assert isinstance(entry, ImageSet)
     assert entry.classes == classes
     for layout in (entry.binary, entry.python):
@@ -74,30 +74,31 @@ def test_downloads_are_https_and_land_where_they_are_recognised():
 
 
 def test_openml_addresses_follow_the_id():
-    (file,) = describe("house_16h").downloads
+    (file,) = find_dataset("house_16h").downloads
     assert file.urls == ("https://data.openml.org/datasets/0000/0574/dataset_574.pq",)
-    (file,) = describe("diamond").downloads
+    (file,) = find_dataset("diamond").downloads
     assert file.urls == ("https://data.openml.org/datasets/0004/42225/dataset_42225.pq",)
 
 
 def test_names_are_unique_and_suggested():
     assert len(set(names())) == len(names()) == len(CATALOGUE)
     with pytest.raises(DataError, match="did you mean covertype"):
-        describe("covertpe")
+        find_dataset("covertpe")
     with pytest.raises(DataError, match="known: adult"):
-        describe("no such thing")
+        find_dataset("no such thing")
 
 
 def test_own_data_sets_pass_through_but_must_name_a_folder():
     own = FileSet(name="mine", title="", origin="", licence="", verified="", files=())
-    assert describe(own) is own
+    assert find_dataset(own) is own
     with pytest.raises(ValueError, match="names a folder"):
         FileSet(name="../mine", title="", origin="", licence="", verified="", files=())
 
 
 def test_listing_imports_nothing_heavy(tmp_path):
     code = (
-        "import sys, splitfg_lab.data as d; d.names(); d.status(sys.argv[1]); d.describe('adult'); d.fetch; d.prepare\n"
+        "import sys, splitfg_lab.data as d; d.names(); d.status(sys.argv[1])\n"
+        "d.find_dataset('adult'); d.fetch; d.prepare\n"
         "print([m for m in ('torch', 'numpy', 'pandas', 'tiktoken', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from splitfg.errors import DataError
-from splitfg_lab.data import cache_folder, data_folder, describe
+from splitfg_lab.data import cache_folder, data_folder, find_dataset
 from splitfg_lab.data._folder import DataFolder
 
 
@@ -46,7 +46,7 @@ def test_a_named_folder_must_exist(monkeypatch, tmp_path):
 def test_the_default_folder_need_not_exist_yet(tmp_path):
     place = DataFolder.at(None)
     assert place.root == place.work == tmp_path / "cache" / "splitfg" / "data"
-    assert place.raw(describe("adult")) == []
+    assert place.raw(find_dataset("adult")) == []
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch, tmp_path):
@@ -70,7 +70,7 @@ def test_raw_files_are_found_by_the_first_pattern_that_matches(tmp_path):
     for name in ("adult.csv", "adult.parquet", "adult_other.parquet"):
         (tmp_path / "tabular" / name).touch()
     place = DataFolder.at(tmp_path)
-    assert place.raw(describe("adult")) == [tmp_path / "tabular" / "adult.parquet"]
+    assert place.raw(find_dataset("adult")) == [tmp_path / "tabular" / "adult.parquet"]
 
 
 @pytest.mark.parametrize("name", ["adult.CSV", "adult.Parquet", "adult.ARFF"])
@@ -78,21 +78,21 @@ def test_raw_files_may_have_endings_in_capitals(tmp_path, name):
     (tmp_path / "tabular").mkdir()
     (tmp_path / "tabular" / name).touch()
     (tmp_path / "tabular" / "adult.csv").symlink_to("adult.csv")  # leads nowhere: not there
-    assert DataFolder.at(tmp_path).raw(describe("adult")) == [tmp_path / "tabular" / name]
+    assert DataFolder.at(tmp_path).raw(find_dataset("adult")) == [tmp_path / "tabular" / name]
 
 
 def test_small_endings_go_before_capitals(tmp_path):
     (tmp_path / "images").mkdir()
     for name in ("cifar-10-binary.TAR.GZ", "cifar-10-binary.tar.gz"):
         (tmp_path / "images" / name).touch()
-        assert DataFolder.at(tmp_path).raw(describe("cifar10")) == [tmp_path / "images" / name]
+        assert DataFolder.at(tmp_path).raw(find_dataset("cifar10")) == [tmp_path / "images" / name]
 
 
 def test_a_default_folder_that_links_to_itself_is_no_bare_error(monkeypatch, tmp_path):
     monkeypatch.setattr("splitfg_lab.data._folder._writable", lambda _root: False)
     (tmp_path / "cache" / "splitfg").mkdir(parents=True)
     (tmp_path / "cache" / "splitfg" / "data").symlink_to("data")
-    assert DataFolder.at(None).raw(describe("adult")) == []
+    assert DataFolder.at(None).raw(find_dataset("adult")) == []
 
 
 def test_raw_shards_come_together_and_splits_apart(tmp_path):
@@ -100,7 +100,7 @@ def test_raw_shards_come_together_and_splits_apart(tmp_path):
     for name in ("wiki-train.1.u16.xz", "wiki-train.0.u16.xz", "wiki.valid.raw"):
         (tmp_path / "text" / name).touch()
     place = DataFolder.at(tmp_path)
-    shards = place.raw(describe("wikipedia"), "train")
+    shards = place.raw(find_dataset("wikipedia"), "train")
     assert [path.name for path in shards] == ["wiki-train.0.u16.xz", "wiki-train.1.u16.xz"]
-    assert [path.name for path in place.raw(describe("wikitext103"), "valid")] == ["wiki.valid.raw"]
-    assert place.raw(describe("wikitext103"), "train") == []
+    assert [path.name for path in place.raw(find_dataset("wikitext103"), "valid")] == ["wiki.valid.raw"]
+    assert place.raw(find_dataset("wikitext103"), "train") == []

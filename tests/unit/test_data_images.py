@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from splitfg.errors import DataError
-from splitfg_lab.data import ImageSet, describe, load_images, prepare, verify
+from splitfg_lab.data import ImageSet, find_dataset, load_images, prepare, verify
 from splitfg_lab.data._literal_pickle import Array, read_literals
 from splitfg_lab.data.specs import ImageFile, Known
 
@@ -304,4 +304,4 @@ def test_cifar_is_recognised_where_the_archives_unpack(tmp_path):
         load_images("cifar10", tmp_path)
     with pytest.raises(DataError, match="not what this loader reads"):
         load_images("adult", tmp_path)
-    assert describe("cifar10").label_bytes == 1
+    assert find_dataset("cifar10").label_bytes == 1

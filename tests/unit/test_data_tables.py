@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from splitfg.errors import DataError
-from splitfg_lab.data import TableSet, describe, load_table, prepare, verify
+from splitfg_lab.data import TableSet, find_dataset, load_table, prepare, verify
 from splitfg_lab.data._arff import read_arff
 from splitfg_lab.data._table_files import _column
 
@@ -246,7 +246,7 @@ def test_arff_with_a_byte_order_mark_and_ranges(tmp_path, kind):
 def test_loaders_check_the_kind(tmp_path):
     with pytest.raises(DataError, match="not what this loader reads"):
         load_table("wikipedia", tmp_path)
-    assert describe("adult").targets == ("income", "class")
+    assert find_dataset("adult").targets == ("income", "class")
 
 
 def test_words_for_missing_numbers_may_be_categories():

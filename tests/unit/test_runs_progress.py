@@ -12,7 +12,7 @@ from rich.console import Console
 
 from splitfg_lab.runs import progress
 from splitfg_lab.runs.bars import BarView, choose_view
-from splitfg_lab.runs.progress import Guarded, JsonView, PlainView, describe
+from splitfg_lab.runs.progress import Guarded, JsonView, PlainView, format_event
 from splitfg_lab.runs.tensorboard import TensorBoardLog
 
 RUN = "tiny/adam/seed0"
@@ -93,7 +93,7 @@ def test_runs_that_share_a_name_have_a_bar_each() -> None:
 
 
 def test_a_run_that_goes_on_says_from_where() -> None:
-    assert describe(event("started", step=1200, device="cpu")) == "goes on from step 1,200 on cpu"
+    assert format_event(event("started", step=1200, device="cpu")) == "goes on from step 1,200 on cpu"
 
 
 def test_bars_show_steps_loss_and_metrics_and_leave_a_line() -> None:

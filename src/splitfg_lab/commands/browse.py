@@ -19,7 +19,7 @@ from splitfg_lab.commands._standing import Standing, standings
 from splitfg_lab.commands._targets import find_presets
 from splitfg_lab.experiments import EXPERIMENTS, Experiment, Preset
 from splitfg_lab.experiments.spec import Cell, Paper
-from splitfg_lab.runs.config import dataclass_members, describe, field_types
+from splitfg_lab.runs.config import dataclass_members, field_types, format_annotation
 
 _COLOURS = {"done": "green", "partly": "yellow", "not run": "dim"}
 
@@ -110,7 +110,7 @@ def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     for name, annotation in field_types(cls).items():
         value = getattr(config, name)
         nested = type(value).__name__ in dataclass_members(annotation)
-        yield f"{prefix}{name}", type(value).__name__ if nested else value, describe(annotation)
+        yield f"{prefix}{name}", type(value).__name__ if nested else value, format_annotation(annotation)
         if nested:
             yield from _fields(value, f"{prefix}{name}.")
 

@@ -100,12 +100,12 @@ def verify(names: Names = None, folder: Folder = None) -> None:
 def _require_known(names: Sequence[str]) -> None:
     """Refuse names of no data set, with the nearest ones suggested."""
     from splitfg.errors import DataError
-    from splitfg_lab.data import describe
+    from splitfg_lab.data import find_dataset
 
     problems = []
     for name in names:
         try:
-            describe(name)
+            find_dataset(name)
         except DataError as error:
             problems.append(str(error))
     if problems:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from splitfg_lab.data._prepare import load_encoding, prepare
     from splitfg_lab.data._verify import Status, status, verify
     from splitfg_lab.data._writing import OnProgress
-    from splitfg_lab.data.catalogue import CATALOGUE, describe, names
+    from splitfg_lab.data.catalogue import CATALOGUE, find_dataset, names
     from splitfg_lab.data.errors import PreparedAgainWarning
     from splitfg_lab.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet, TextSplit
     from splitfg_lab.data.windows import Windows
@@ -38,7 +38,7 @@ _HOMES = {
     "_load": ("Images", "Table", "load_images", "load_table", "load_tokens"),
     "_prepare": ("load_encoding", "prepare"),
     "_verify": ("Status", "status", "verify"),
-    "catalogue": ("CATALOGUE", "describe", "names"),
+    "catalogue": ("CATALOGUE", "find_dataset", "names"),
     "errors": ("PreparedAgainWarning",),
     "specs": ("DataSet", "FileSet", "ImageSet", "TableSet", "TextSet", "TextSplit"),
     "windows": ("Windows",),
@@ -62,8 +62,8 @@ __all__ = [
     "cache_folder",
     "data_digest",
     "data_folder",
-    "describe",
     "fetch",
+    "find_dataset",
     "load_encoding",
     "load_images",
     "load_table",

@@ -9,7 +9,7 @@ from splitfg.errors import DataError
 from splitfg_lab.data._folder import DataFolder
 from splitfg_lab.data._prepare import ensure, splits_of
 from splitfg_lab.data._prepared import Meta
-from splitfg_lab.data.catalogue import describe
+from splitfg_lab.data.catalogue import find_dataset
 from splitfg_lab.data.specs import DataSet, TableSet
 
 
@@ -34,7 +34,7 @@ def data_digest(data: str | DataSet, split: str = "", folder: Path | str | None 
     Example:
         ``data_digest("cifar10")`` or ``data_digest("wikitext103", "valid")``.
     """
-    entry = describe(data)
+    entry = find_dataset(data)
     if split not in splits_of(entry):
         splits = ", ".join(filter(None, splits_of(entry)))
         cure = f"choose one of {splits}" if splits else "leave the split out"

@@ -10,7 +10,7 @@ from splitfg.errors import DataError
 from splitfg_lab.data._folder import DataFolder
 from splitfg_lab.data._http import TransferError, download
 from splitfg_lab.data._writing import OnProgress, matches, silent
-from splitfg_lab.data.catalogue import describe
+from splitfg_lab.data.catalogue import find_dataset
 from splitfg_lab.data.specs import DataSet, Download
 
 ATTEMPTS = 4
@@ -42,7 +42,7 @@ def fetch(
     Raises:
         DataError: What could not be fetched and why, where to put the files by hand, and the alternative.
     """
-    entry, place = describe(data), DataFolder.at(folder)
+    entry, place = find_dataset(data), DataFolder.at(folder)
     if not entry.downloads:
         raise DataError(
             f"{entry.name} cannot be fetched", [entry.by_hand or "it has no public address"], _by_hand(entry)

@@ -13,7 +13,7 @@ from splitfg.errors import DataError
 from splitfg_lab.data._folder import DataFolder
 from splitfg_lab.data._prepare import ensure, splits_of
 from splitfg_lab.data._prepared import open_array
-from splitfg_lab.data.catalogue import describe
+from splitfg_lab.data.catalogue import find_dataset
 from splitfg_lab.data.specs import DataSet, ImageSet, TableSet, Task, TextSet
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def load_tokens(data: str | TextSet, split: str, folder: Path | str | None = Non
 
 
 def _of_kind(data: str | DataSet, kind: type[Kind]) -> Kind:
-    entry = describe(data)
+    entry = find_dataset(data)
     if not isinstance(entry, kind):
         raise DataError(f"{entry.name} is {entry.title}: not what this loader reads")
     return entry

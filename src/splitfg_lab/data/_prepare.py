@@ -14,7 +14,7 @@ from splitfg_lab.data._folder import DataFolder
 from splitfg_lab.data._origin import replaced
 from splitfg_lab.data._prepared import Built, Meta, open_checked, write_meta
 from splitfg_lab.data._writing import OnProgress, alone_in, building, silent
-from splitfg_lab.data.catalogue import describe
+from splitfg_lab.data.catalogue import find_dataset
 from splitfg_lab.data.errors import PreparedAgainWarning
 from splitfg_lab.data.specs import DataSet, FileSet, ImageSet, TableSet, TextSet
 
@@ -42,7 +42,7 @@ def prepare(
     Raises:
         DataError: Everything that is wrong with the source. What was prepared before is intact.
     """
-    entry, place = describe(data), DataFolder.at(folder)
+    entry, place = find_dataset(data), DataFolder.at(folder)
     progress = on_progress or silent
     if source is not None:
         given = [Path(source).expanduser()]

@@ -10,7 +10,7 @@ from splitfg.errors import DataError
 from splitfg_lab.data._folder import DataFolder
 from splitfg_lab.data._prepare import how_to_get, splits_of
 from splitfg_lab.data._prepared import Meta, damage, mark_checked, mistaken, read_meta
-from splitfg_lab.data.catalogue import CATALOGUE, describe
+from splitfg_lab.data.catalogue import CATALOGUE, find_dataset
 from splitfg_lab.data.specs import DataSet, ImageSet, TableSet, TextSet
 
 
@@ -65,7 +65,7 @@ def verify(data: str | DataSet, folder: Path | str | None = None) -> list[str]:
     Returns:
         Every problem found; empty if all is well.
     """
-    entry, place = describe(data), DataFolder.at(folder)
+    entry, place = find_dataset(data), DataFolder.at(folder)
     prepared = {split: path for split in splits_of(entry) if (path := place.prepared(entry, split)).is_dir()}
     if not prepared:
         return [f"{entry.name} is not prepared in {place.work}: there is nothing to verify"]

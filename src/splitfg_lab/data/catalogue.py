@@ -22,7 +22,7 @@ def names() -> tuple[str, ...]:
     return tuple(entry.name for entry in CATALOGUE)
 
 
-def describe(data: str | DataSet) -> DataSet:
+def find_dataset(data: str | DataSet) -> DataSet:
     """The data set of that name; a data set of your own passes through.
 
     Raises:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from splitfg_lab.runs.progress import Event, Guarded, JsonView, PlainView, View, current_numbers, describe, key_of
+from splitfg_lab.runs.progress import Event, Guarded, JsonView, PlainView, View, current_numbers, format_event, key_of
 
 _COLOURS: Final = {"finished": "green", "stopped": "yellow", "failed": "red", "note": "yellow"}
 
@@ -58,7 +58,7 @@ class BarView:
             self._advance(key, event)
         elif kind in ("finished", "stopped", "failed"):
             self._close(key)
-        line = describe(event)
+        line = format_event(event)
         if line and not (kind == "started" and event["step"] == 0):
             colour = "red" if event.get("status") == "diverged" else _COLOURS.get(kind, "")
             self._bars.console.print(Text.assemble((run, "bold"), "  ", (line, colour)))

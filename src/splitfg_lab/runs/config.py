@@ -113,7 +113,7 @@ def dataclass_members(annotation: Any) -> dict[str, type]:
     return found
 
 
-def describe(annotation: Any) -> str:
+def format_annotation(annotation: Any) -> str:
     """An annotation as people read it: ``int | None``, ``'relu' | 'gelu'``, ``tuple[int, ...]``."""
     if annotation is types.NoneType:
         return "none"
@@ -121,11 +121,11 @@ def describe(annotation: Any) -> str:
         return "..."
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(describe(a) for a in arguments)
+        return " | ".join(format_annotation(a) for a in arguments)
     if origin is Literal:
         return " | ".join(repr(a) for a in arguments)
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(describe(a) for a in arguments)}]"
+        return f"{origin.__name__}[{', '.join(format_annotation(a) for a in arguments)}]"
     return getattr(annotation, "__name__", str(annotation))
 
 
@@ -197,7 +197,9 @@ def _decode_dataclass(cls: type, value: Any, at: str, problems: list[str]) -> An
         problems.append(f"{at}.{TAG}: expected {cls.__name__}, got {value[TAG]!r}")
     given = {k: v for k, v in value.items() if not (at and k == TAG)}
     problems += [f"{_join(at, k)}: {unknown(str(k), known, kind='field')}" for k in given if k not in known]
-    problems += [f"{_join(at, k)}: missing, expected {describe(known[k])}" for k in _required(cls) if k not in given]
+    problems += [
+        f"{_join(at, k)}: missing, expected {format_annotation(known[k])}" for k in _required(cls) if k not in given
+    ]
     fields = {k: _decode(known[k], v, _join(at, k), problems) for k, v in given.items() if k in known}
     return _INVALID if len(problems) > found else _construct(cls, fields, at, problems)
 
@@ -219,7 +221,7 @@ def _decode_tuple(annotation: Any, value: Any, at: str, problems: list[str]) -> 
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         arguments = (arguments[0],) * len(value)
     if len(arguments) != len(value):
-        problems.append(f"{at}: expected {len(arguments)} values ({describe(annotation)}), got {len(value)}")
+        problems.append(f"{at}: expected {len(arguments)} values ({format_annotation(annotation)}), got {len(value)}")
         return _INVALID
     return tuple(_decode(a, v, f"{at}[{i}]", problems) for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
 
@@ -238,7 +240,7 @@ def _decode_scalar(annotation: Any, value: Any, at: str, problems: list[str]) ->
         return value if accepted else _reject(annotation, value, at, problems)
     accept = _SCALARS.get(annotation)
     if accept is None:
-        raise TypeError(f"{at}: configs cannot hold {describe(annotation)}; see splitfg_lab.runs.config")
+        raise TypeError(f"{at}: configs cannot hold {format_annotation(annotation)}; see splitfg_lab.runs.config")
     if not accept(value):
         return _reject(annotation, value, at, problems)
     return float(value) if annotation is float else value
@@ -256,7 +258,7 @@ _SCALARS: Final[dict[Any, Callable[[Any], bool]]] = {
 def _reject(annotation: Any, value: Any, at: str, problems: list[str]) -> object:
     got = json.dumps(value, default=repr)
     got = got if len(got) <= 60 else f"{got[:57]}..."
-    problems.append(f"{at or 'config'}: expected {describe(annotation)}, got {got}")
+    problems.append(f"{at or 'config'}: expected {format_annotation(annotation)}, got {got}")
     return _INVALID
 
 

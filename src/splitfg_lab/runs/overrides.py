@@ -11,8 +11,8 @@ from splitfg_lab.runs._errors import ConfigError
 from splitfg_lab.runs.config import (
     TAG,
     dataclass_members,
-    describe,
     field_types,
+    format_annotation,
     from_json,
     members,
     to_json,
@@ -60,7 +60,7 @@ def _assign(cls: type, data: dict[str, Any], path: str, text: str, problems: lis
         inner = data.get(name)
         classes = dataclass_members(annotation)
         if not isinstance(inner, dict) or not classes:
-            problems.append(f"{path}: {walked} has no fields; it is {describe(annotation)}, now {inner!r}")
+            problems.append(f"{path}: {walked} has no fields; it is {format_annotation(annotation)}, now {inner!r}")
             return
         cls, data = classes.get(inner.get(TAG, ""), next(iter(classes.values()))), inner
     annotation = _annotation(cls, last, path, problems)
@@ -79,7 +79,7 @@ def _set(annotation: Any, data: dict[str, Any], name: str, path: str, text: str,
     try:
         data[name] = _parse(annotation, text)
     except ValueError:
-        problems.append(f"{path}: expected {describe(annotation)}, got {text!r}")
+        problems.append(f"{path}: expected {format_annotation(annotation)}, got {text!r}")
 
 
 def _parse(annotation: Any, text: str) -> Any:

@@ -129,7 +129,7 @@ class PlainView:
 
     def show(self, event: Event) -> None:
         """Print a line about the event, if it deserves one."""
-        text = self._progress(event) if event["event"] == "progress" else describe(event)
+        text = self._progress(event) if event["event"] == "progress" else format_event(event)
         if text:
             print(f"{event['run']}  {text}", file=self._file, flush=True)
 
@@ -152,7 +152,7 @@ def _time_left(steps: int, speed: float) -> str:
         return "-"
 
 
-def describe(event: Event) -> str:
+def format_event(event: Event) -> str:
     """What an event says, in a line; nothing for those that are only numbers."""
     match event:
         case {"event": "started", "step": step, "device": device}:
