@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfg import theory
+import splitfg.theory as theory  # `from splitfg` would import the whole API, this module included
 from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import raise_if
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG

@@ -1,4 +1,4 @@
-"""One error that lists everything that is wrong, and says what to do."""
+"""Errors that list every problem at once, each with its cure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Sequence
 
 
 class SplitError(ValueError):
-    """Raised before anything is computed from a split, a batch or a setting that cannot work.
+    """A split, a batch or a setting that cannot work; raised before any computation starts.
 
     Attributes:
-        problems: Everything that is wrong, one sentence each.
+        problems: Every problem, one sentence each.
+
+    Example:
+        >>> import splitfg
+        >>> splitfg.ForwardMode(chunk=0)
+        Traceback (most recent call last):
+        ...
+        splitfg.errors.SplitError: chunk must be at least 1 (or None for all), got 0
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -17,26 +24,26 @@ class SplitError(ValueError):
         super().__init__("\n".join(f"- {p}" for p in self.problems) if len(problems) > 1 else problems[0])
 
     def __reduce__(self) -> tuple[type[SplitError], tuple[tuple[str, ...]]]:
-        """Made again from its problems, in another process too."""
+        """Rebuild from the problems: pickling by ``args`` would pass the formatted message instead."""
         return type(self), (self.problems,)
 
 
 def raise_if(problems: Sequence[str]) -> None:
-    """Raise a :class:`SplitError` if there is any problem."""
+    """Raise :class:`SplitError` if the list of problems is not empty."""
     if problems:
         raise SplitError(problems)
 
 
 class NonFiniteError(SplitError):
-    """h or the loss is NaN or infinite: the training has diverged, or the input was not finite."""
+    """h, the loss or a score is NaN or infinite: training has diverged, or the input was not finite."""
 
 
 class DataError(ValueError):
-    """Data that is missing, damaged or not what it claims to be.
+    """Data that is missing, damaged or inconsistent with its description.
 
     Attributes:
-        problems: Everything that is wrong, one sentence each.
-        hint: What to do about it; may be empty.
+        problems: Every problem, one sentence each.
+        hint: The cure; may be empty.
     """
 
     def __init__(self, what: str, problems: Sequence[str] = (), hint: str = "") -> None:
@@ -49,6 +56,12 @@ class DataError(ValueError):
 
 
 def shorten(items: Sequence[object], limit: int = 8) -> str:
-    """The first few items as text, and how many were left out."""
+    """List the first few items as text, followed by the number of omitted ones.
+
+    Example:
+        >>> from splitfg.errors import shorten
+        >>> shorten(range(5), limit=2)
+        '0, 1 and 3 more'
+    """
     shown = ", ".join(str(item) for item in items[:limit])
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit:,} more"

@@ -11,12 +11,12 @@ from splitfg.types import Params
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return float32, or ``dtype`` where that is wider: the dtype in which many numbers are summed."""
+    """Return the dtype for sums over many numbers: float32, or ``dtype`` if that is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return ``x`` in float32 at least."""
+    """Return ``x`` in float32 or wider."""
     return x.to(wide(x.dtype))
 
 
@@ -30,21 +30,24 @@ def norm(grads: Params, *, like: Tensor | None = None) -> Tensor:
 
     Args:
         grads: Tensors keyed by name.
-        like: Its device holds the zero that is returned for empty ``grads``.
+        like: Tensor whose device holds the zero returned for empty ``grads``.
+
+    Returns:
+        Scalar tensor.
     """
     if not grads:
         return torch.zeros(()) if like is None else torch.zeros((), device=like.device)
     values = list(grads.values())
-    # one launch for many parameters, and no squares of them in memory
+    # one kernel launch for many parameters, without storing their squares
     each = torch._foreach_norm(values, 2, dtype=wide(values[0].dtype))
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each))
     return norms
 
 
 def each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield every gradient dense and in memory of its own, so that callers may change it in place.
+    """Yield every gradient dense and with its own storage, so that callers may write to it in place.
 
-    Autograd returns one tensor for both terms of a sum, and expanded tensors for what is summed over.
+    Autograd returns the same tensor for both terms of a sum, and expanded tensors for reduced dimensions.
     """
     seen: set[int] = set()
     for g in (g.to_dense() if g.is_sparse else g for g in grads):

@@ -1,4 +1,4 @@
-"""The words everything else is built from: parameters, a head's gradient, an estimate, and the protocols."""
+"""Shared types: parameters by name, a head's gradient, an estimate, and the protocols."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from splitfg.errors import shorten
+
 Params: TypeAlias = dict[str, Tensor]
 """Parameters, tangents or gradients, keyed by parameter name."""
 
 Inputs: TypeAlias = Tensor | tuple[Any, ...]
-"""What a trunk reads: one tensor, or a tuple of positional arguments."""
+"""Inputs of a trunk: one tensor, or a tuple of positional arguments."""
 
 Target: TypeAlias = Tensor
-"""What a head is scored against: class indices or values."""
+"""Target of a head: class indices or values."""
 
 
 @dataclass(frozen=True)
 class HeadGradient:
-    """What a head gives back, exactly: the loss, u = dL/dh and the gradient of its own parameters.
+    """Exact loss, u = dL/dh and gradient of a head's own parameters.
 
     Attributes:
         loss: Scalar loss L.
@@ -36,14 +38,14 @@ class HeadGradient:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a researcher would plot of one estimate.
+    """Cost and diagnostics of one estimate.
 
     Attributes:
         jvps: Jacobian-vector products pushed through the trunk (finite differences count as one each).
-        trunk_backward: Reverse-mode passes through the trunk: zero for every method that keeps the promise.
+        trunk_backward: Reverse-mode passes through the trunk; zero for every backprop-free method.
         biased: Whether the trunk's estimate is biased by construction.
         scores: The K scores d_k = <u, J v_k>; empty where no tangents are drawn.
-        norms: Norms worth plotting, by name (``u``, ``trunk``, ``head``, ...).
+        norms: Norms by name (``u``, ``trunk``, ``head``, ...).
     """
 
     jvps: int = 0
@@ -63,6 +65,15 @@ class Estimate:
         stats: Statistics.
         state_update: Change of the estimator's own learned state, which
             :meth:`~splitfg.estimators.LearningEstimator.update_state` applies; empty for estimators without one.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> splitfg.SplitFG(K=2)(network, x, y, generator=torch.Generator().manual_seed(0))
+        Estimate(loss=..., jvps=2, trunk_backward=0, biased=False, grads of 4 parameters: ...)
     """
 
     loss: Tensor
@@ -70,10 +81,24 @@ class Estimate:
     stats: Stats
     state_update: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Summarise the estimate in a few lines, whatever the size of its gradients."""
+        stats = self.stats
+        shapes = [f"{name} {tuple(g.shape)}" for name, g in self.grads.items()]
+        return (
+            f"Estimate(loss={_number(self.loss)}, jvps={stats.jvps}, trunk_backward={stats.trunk_backward},"
+            f" biased={stats.biased}, grads of {len(shapes)} parameters: {shorten(shapes)})"
+        )
+
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one training step reports: the loss before the step, and numbers worth logging, by name."""
+    """Loss and metrics of one training step.
+
+    Attributes:
+        loss: Loss of the batch before the step.
+        metrics: Numbers to log, by name.
+    """
 
     loss: Tensor
     metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
@@ -83,17 +108,25 @@ TrunkFunction: TypeAlias = Callable[[Params], Tensor]
 """θ ↦ h for a fixed batch."""
 
 
+def _number(value: Tensor) -> str:
+    """Format a scalar; tensors without a value, such as those of a traced step, print their type."""
+    try:
+        return f"{value.item():.6g}"
+    except RuntimeError:
+        return type(value).__name__
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Pushes tangents through a function: (h, dh) with dh[k] = J v_k."""
 
     @property
     def chunk(self) -> int | None:
-        """How many tangents ride together; ``None`` for all of them."""
+        """Number of tangents per pass; ``None`` for all of them at once."""
 
     @property
     def biased(self) -> bool:
-        """Whether J·v itself is only approximate."""
+        """Whether J·v is only approximate."""
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Evaluate f and its directional derivatives.
@@ -110,16 +143,16 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """What training loops and experiments talk to."""
+    """The interface that training loops and experiments call."""
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
 
     def predict(self, x: Inputs) -> Tensor:
-        """Outputs (logits or values) for a batch; no state changes."""
+        """Return the outputs (logits or values) for a batch, without side effects."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on later: tensors, numbers and strings, nested in dicts and lists."""
+        """Return the state to resume from: tensors, numbers and strings, nested in dicts and lists."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""

@@ -48,7 +48,7 @@ class TestBatches:
         """The edges of a graph beside its nodes."""
         (problem,) = refused(SplitFG(2), linear_split(), (rows(5), torch.zeros(2, 9)), classes(5, count=3))
         assert "rows (5, 2, 5)" in problem
-        assert "into the trunk, as a buffer or by a closure" in problem
+        assert "in the trunk, as buffers or in a closure" in problem
 
     def test_inputs_that_are_no_tensors(self):
         (problem,) = refused(SplitFG(2), linear_split(), rows().numpy(), classes(5, count=3))
@@ -222,7 +222,7 @@ class TestFit:
         ],
     )
     def test_a_model_where_a_split_is_wanted(self, use):
-        with pytest.raises(SplitError, match=r"this is a Linear: make one with split\(model\)"):
+        with pytest.raises(SplitError, match=r"split must be a Split, got Linear: make one with splitfg\.split\(model\)"):
             use(nn.Linear(3, 3))
 
     def test_a_cut_that_is_no_name(self):

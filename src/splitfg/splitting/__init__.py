@@ -1,10 +1,11 @@
-"""Networks cut at h: the split itself, cutting a model, black-box trunks, and validation of splits and batches."""
+"""Networks cut at h: splits, cutting a model, black-box trunks, and validation of splits and batches."""
 
 from splitfg.splitting._black_box import BlackBoxTrunk
 from splitfg.splitting._call import Places, call, places_of
 from splitfg.splitting._cut import names_of, original, replaced, submodule
+from splitfg.splitting._from_model import split
 from splitfg.splitting._operators import explained
-from splitfg.splitting._split import Role, Split, Tied, require_split, split
+from splitfg.splitting._split import Role, Split, Tied, require_split
 
 __all__ = [
     "BlackBoxTrunk",

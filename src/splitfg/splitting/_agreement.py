@@ -1,4 +1,4 @@
-"""Whether the two halves of a cut make up the model, and if not, why not."""
+"""Validation of a cut: trunk and head together must compute the model's outputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from splitfg.splitting._cut import linears
 from splitfg.types import Inputs
 
 Made: TypeAlias = Sequence[tuple[str, Tensor]]
-"""What linear layers gave, by name, in the order they were called."""
+"""Outputs of linear layers, by name, in the order of their calls."""
 
 
 def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tensor], x: Inputs) -> str | None:
-    """Why what the head computes on these inputs is not what the model returns, or ``None`` if it is.
+    """Explain why trunk and head do not compute the model's outputs.
 
     Args:
         model: The model that was cut.
-        head: What follows the cut.
-        predict: The head's outputs for given inputs.
+        head: The part after the cut.
+        predict: Computes the head's outputs for given inputs.
         x: Inputs.
+
+    Returns:
+        A problem with its cure, or ``None`` if trunk and head compute the model's outputs.
     """
     returned, made = _returned_and_made(model, x)
     if not isinstance(returned, Tensor):
@@ -38,7 +41,7 @@ def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tenso
 
 
 def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
-    """What the model returns, and what its linear layers give on the way."""
+    """Run the model, and record the outputs of its linear layers."""
     made: list[tuple[str, Tensor]] = []
     handles = [
         layer.register_forward_hook(lambda *call, name=name: made.append((name, call[-1])))
@@ -53,7 +56,7 @@ def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
 
 
 def _readout_name(model: nn.Module, head: Head) -> str | None:
-    """The model's name for a linear head's last layer."""
+    """Return the model's name for a linear head's last layer."""
     layers = head.layers[-1:] if isinstance(head, LinearHead) else ()
     return next((name for name, module in model.named_modules() if module in layers), None)
 
@@ -61,13 +64,13 @@ def _readout_name(model: nn.Module, head: Head) -> str | None:
 def _same(returned: Tensor, predict: Callable[[Inputs], Tensor], x: Inputs) -> bool:
     try:
         ours = predict(x)
-    except Exception:  # halves that do not even fit
+    except Exception:  # trunk and head do not fit each other
         return False
     return returned.shape == ours.shape and torch.allclose(returned, ours, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
-    """Whether the named layer was called once and gave what the model returns: numbers may agree by chance."""
+    """Whether the named layer was called once and returned the model's very output: equal values may be chance."""
     own = [output for other, output in made if other == name]
     return len(own) == 1 and own[0] is returned
 
@@ -79,16 +82,16 @@ def _what_differs(readout: str | None, returned: Tensor, made: Made) -> str:
     if any(name == readout and output.shape == (*returned.shape, 1) for name, output in made):
         return _squeezed(returned)
     return (
-        f"trunk and head do not add up to the model at {readout or 'the cut'}: something follows the last linear layer,"
-        " or it is called several times. Return what that layer gives (CrossEntropy() takes logits, not probabilities),"
-        " or take what follows into the head with head=ReverseModeHead, or cut elsewhere with at=..., or build"
-        " Split(trunk, head) by hand"
+        f"trunk and head, cut at {readout or 'at=...'}, do not compute the model's outputs: another operation follows"
+        " the last linear layer, or the model calls it several times. Return that layer's output (CrossEntropy() takes"
+        " logits, not probabilities), include the following operations in the head with head=ReverseModeHead, cut at"
+        " another module with at=..., or build Split(trunk, head) yourself"
     )
 
 
 def _squeezed(returned: Tensor) -> str:
     shape = tuple(returned.shape)
     return (
-        f"the model returns outputs of shape {shape}, without a last dimension: let it return {(*shape, 1)}, without"
-        " squeeze, and give targets of that shape"
+        f"the model returns outputs of shape {shape}, without an output dimension: return {(*shape, 1)}, without"
+        " squeeze, and pass targets of that shape"
     )

@@ -1,4 +1,4 @@
-"""A trunk that is only a callable: a device, an inference runtime, a vendor's binary."""
+"""Trunks that are plain callables: a device, an inference runtime, a vendor's binary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,31 @@ from splitfg.types import Params
 
 
 class BlackBoxTrunk(nn.Module):
-    """Anything that maps parameters and inputs to h, with the parameters kept here so that they can be trained.
+    """A trunk h = run(θ, x) that can only be run forward.
 
-    Use it with :class:`~splitfg.CentralDifference` or :class:`~splitfg.OneSidedDifference`: nothing is ever
-    differentiated, and nothing runs but ``run(params, *inputs)``.
+    The module holds θ as parameters, so that optimizers and checkpoints find them. Estimate its gradient with
+    :class:`~splitfg.CentralDifference` or :class:`~splitfg.OneSidedDifference`, which call ``run`` at perturbed
+    parameters and never differentiate it.
 
     Args:
-        run: ``(params, *inputs) -> h``, h a tensor or an array. It may leave torch, quantise, add noise, or talk to
-            hardware; what it is handed are copies of the parameters.
-        params: Initial parameters by name, without dots, tensors or arrays; copied.
+        run: Function ``(params, *inputs) -> h``; h is a tensor or an array. It may leave torch, quantise, add noise, or
+            control hardware. It receives copies of the parameters.
+        params: Initial parameters (tensors or arrays) by name, without dots; copied.
+
+    Raises:
+        SplitError: If an argument has the wrong type, or a name is unusable.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> device = lambda params, x: torch.tanh(x @ params["w"])  # stands for hardware
+        >>> trunk = splitfg.BlackBoxTrunk(device, {"w": torch.randn(4, 8)})
+        >>> network = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(8, 3)))
+        >>> estimator = splitfg.SplitFG(K=2, engine=splitfg.CentralDifference())
+        >>> x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> estimator(network, x, y, generator=torch.Generator()).grads["trunk.w"].shape
+        torch.Size([4, 8])
     """
 
     def __init__(self, run: Callable[..., Any], params: Mapping[str, Any]) -> None:
@@ -34,38 +50,38 @@ class BlackBoxTrunk(nn.Module):
             self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, *inputs: Any) -> Tensor:
-        """H on the current parameters, in their dtype and on their device, with autograd off."""
+        """Return h at the current parameters, in their dtype and on their device, without autograd."""
         with torch.no_grad():
             params = {name: p.detach().clone() for name, p in self.named_parameters()}
             like = next(iter(params.values()), torch.empty(0))
             try:
                 h = self._run(params, *inputs)
             except Exception as error:
-                error.add_note("BlackBoxTrunk calls run(params, *inputs): parameters by name first, then the inputs")
+                error.add_note("BlackBoxTrunk calls run(params, *inputs): a dict of parameters, then the inputs")
                 raise
             if not hasattr(h, "shape"):
-                raise SplitError([f"the black box gives a {type(h).__name__}: return h alone, a tensor or an array"])
+                raise SplitError([f"the black box returns a {type(h).__name__}: return h alone, a tensor or an array"])
             return torch.as_tensor(h, dtype=like.dtype, device=like.device)
 
 
 def _argument_problems(run: object, params: object) -> list[str]:
     found = []
     if not callable(run):
-        found.append(f"run is a {type(run).__name__}: give the function (params, *inputs) -> h first")
+        found.append(f"run is a {type(run).__name__}: pass the function (params, *inputs) -> h as first argument")
     if not isinstance(params, Mapping):
-        found.append(f"params is a {type(params).__name__}: give a dict of initial parameters by name second")
+        found.append(f"params is a {type(params).__name__}: pass a dict of initial parameters as second argument")
     return found
 
 
 def _name_problems(trunk: nn.Module, names: Iterable[str]) -> list[str]:
-    found = [f"parameter name {name!r} holds a dot: use another" for name in names if "." in name]
+    found = [f"parameter name {name!r} contains a dot: choose a name without" for name in names if "." in name]
     taken = [name for name in names if not name or hasattr(trunk, name)]
-    return found + [f"parameter name {name!r} is taken by the module itself: use another" for name in taken]
+    return found + [f"parameter name {name!r} is an attribute of nn.Module: choose another name" for name in taken]
 
 
 def _value_problems(values: Params) -> list[str]:
     return [
-        f"parameter {name!r} is {value.dtype}: give floating-point numbers"
+        f"parameter {name!r} is {value.dtype}: pass floating-point values"
         for name, value in values.items()
         if not value.is_floating_point()
     ]

@@ -1,4 +1,4 @@
-"""Running a module on other parameters than its own, wherever and as often as it uses them."""
+"""Functional calls of modules that share parameters."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.func import functional_call
 from splitfg.types import Params
 
 Places: TypeAlias = Mapping[str, tuple[str, ...]]
-"""From a parameter's name to all places where it is read, one for every module that holds it."""
+"""Maps a parameter's name to every qualified name under which a module holds it."""
 
 
 def places_of(module: nn.Module) -> Places:
-    """Where parameters are read that have several places; nothing where every one has a single place.
+    """Return every place at which each parameter is held; empty if no parameter or module is shared.
 
-    A module that is registered twice is one place: torch would put a parameter there twice, and on the way back leave
-    the second one in place of the first.
+    A module that is registered twice counts as one place: ``functional_call`` would swap its parameter twice and
+    restore the swapped-in value instead of the original.
     """
     held, modules = defaultdict(list), 0
-    for name, part in module.named_modules():  # each module once
+    for name, part in module.named_modules():  # yields each module once
         modules += 1
         for leaf, p in part._parameters.items():
             if p is not None:
@@ -36,14 +36,17 @@ def places_of(module: nn.Module) -> Places:
 def call(
     module: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, places: Places
 ) -> Any:
-    """What a module gives with these parameters in place of its own, and the rest as it is.
+    """Call a module with these parameters in place of its own.
 
     Args:
-        module: Left as it was.
-        params: Keyed by the module's own names.
-        args: What it is called with.
-        kwargs: Likewise, by name.
-        places: Of the module, from :func:`places_of`.
+        module: The module; its own parameters stay unchanged.
+        params: Replacements keyed by the module's names; other parameters keep their values.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        places: The module's :func:`places_of`.
+
+    Returns:
+        The module's return value.
     """
     if not places:
         return functional_call(module, params, args, kwargs)

@@ -1,4 +1,4 @@
-"""Taking a module apart without copying a parameter."""
+"""Cutting modules in two without copying parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitfg.types import Params
 
 
 def graph_of(model: nn.Module) -> fx.Graph | None:
-    """The calls of the model in its present mode, linear layers kept whole; ``None`` if it cannot be traced."""
+    """Trace the model in its present mode with linear layers as leaves; ``None`` if it cannot be traced."""
     try:
         return _traced(model, "", model.training)
     except SplitError:
@@ -24,7 +24,7 @@ def graph_of(model: nn.Module) -> fx.Graph | None:
 
 
 def last_linear(model: nn.Module, graph: fx.Graph | None) -> str | None:
-    """The name of the :class:`torch.nn.Linear` that is called last; without a graph, of the one defined last."""
+    """Return the name of the :class:`torch.nn.Linear` called last; without a graph, of the one defined last."""
     if graph is None:
         names = list(linears(model))
     else:
@@ -34,10 +34,10 @@ def last_linear(model: nn.Module, graph: fx.Graph | None) -> str | None:
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear layer that can be called, by name, in the order of definition."""
+    """Return the linear layers that the model may call, by name, in the order of definition."""
     found = {}
     for name, module in model.named_modules():
-        # attention reads the weight of its linear layer, and never calls it
+        # attention reads the weight of its output projection and never calls the layer
         inside_attention = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention)
         if isinstance(module, nn.Linear) and not inside_attention:
             found[name] = module
@@ -45,12 +45,16 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def original(model: nn.Module) -> nn.Module:
-    """The module as it was before any of its modules were replaced."""
+    """Return the module from before :func:`replaced`, or the module itself."""
     return model.original if isinstance(model, _Twin) else model
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
-    """The named module, or an error that says what names there are."""
+    """Return the named submodule.
+
+    Raises:
+        SplitError: If there is none, with the closest names.
+    """
     known = [n for n, _ in model.named_modules() if n]
     if name in known:
         return model.get_submodule(name)
@@ -59,33 +63,39 @@ def submodule(model: nn.Module, name: str) -> nn.Module:
 
 
 def names_of(part: nn.Module, model: nn.Module) -> dict[str, str]:
-    """From a part's parameter names to the model's, by identity."""
+    """Map a part's parameter names to the model's names of the same parameters."""
     outer = {id(p): name for name, p in model.named_parameters()}
     strangers = [name for name, p in part.named_parameters() if id(p) not in outer]
     if strangers:
-        raise SplitError([f"{', '.join(strangers)} of the {type(part).__name__} are no parameters of the model"])
+        raise SplitError(
+            [
+                f"{', '.join(strangers)} of the {type(part).__name__} are not parameters of the model: build both"
+                " parts from the modules of model=..., or leave model out"
+            ]
+        )
     return {name: outer[id(p)] for name, p in part.named_parameters()}
 
 
 def replaced(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
-    """The model with some modules replaced, sharing every parameter and every other module.
+    """Return the model with some modules replaced, sharing all parameters and all other modules.
 
-    Only the containers on the way to the replaced modules are copied, and those shallowly.
+    Copies only the containers of the replaced modules, and these shallowly. Later changes of the model's attributes
+    and modules take effect in the result too.
     """
     for name in new:
         submodule(model, name)
-    if isinstance(model, _Twin):  # what it has replaced already stays replaced
+    if isinstance(model, _Twin):  # keep the earlier replacements
         return _Twin(model.original, {**model.new, **new})
     return _Twin(model, new)
 
 
 def without(model: nn.Module, name: str) -> nn.Module:
-    """The model with one module replaced by the identity: what it gives is what that module would read."""
+    """Return the model with one module replaced by the identity, so that it returns that module's input."""
     return replaced(model, {name: nn.Identity()})
 
 
 class _Twin(nn.Module):
-    """The model with some modules replaced; whatever else changes in the model changes here too."""
+    """The model with some modules replaced; follows later changes of the model."""
 
     def __init__(self, model: nn.Module, new: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -119,7 +129,7 @@ class _Twin(nn.Module):
         return self._copies[name][1]
 
     def forward(self, *inputs: Any) -> Tensor:
-        if torch.compiler.is_compiling():  # attributes are constants there
+        if torch.compiler.is_compiling():  # compiled code treats other attributes as constants
             for original, twin in self._copies.values():
                 if twin.training != original.training:
                     twin.training = original.training
@@ -129,7 +139,7 @@ class _Twin(nn.Module):
         return h
 
     def _follow(self) -> None:
-        """Take over attributes and modules that were set in the model since."""
+        """Copy attributes and modules that were set in the model since the last call."""
         for path, (original, twin) in self._copies.items():
             known = twin.__dict__
             known.update({k: v for k, v in vars(original).items() if k != "_modules" and known.get(k, self) is not v})
@@ -139,14 +149,18 @@ class _Twin(nn.Module):
 
 
 def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
-    """The model in two: up to what the named module reads, and from that module on.
+    """Cut the model into the part up to the input of the named module, and the rest.
 
     Args:
-        model: Traced symbolically; control flow that depends on data cannot be cut this way.
+        model: The model; it must be traceable by :mod:`torch.fx`, without control flow that depends on data.
         name: Dotted name of the first module of the second part.
 
     Returns:
         Two graph modules that share the model's parameters under the model's names.
+
+    Raises:
+        SplitError: If the model cannot be traced, the module is called several times, or the second part reads other
+            values than h.
     """
     submodule(model, name)
     halves = {mode: _halves(model, name, mode) for mode in (True, False)}
@@ -155,29 +169,29 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
 
 
 def _halves(model: nn.Module, name: str, mode: bool) -> tuple[_Half, _Half]:
-    """Both halves as the model computes them in training (or evaluation) mode."""
+    """Trace both halves in training (or evaluation) mode."""
     graph = _traced(model, name, mode)
     reader = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
     if len(reader) != 1 or len(reader[0].all_input_nodes) != 1:
-        raise SplitError([f"{name} is called {len(reader)} times or reads several values: cut at another module"])
+        raise SplitError([f"{name} is called {len(reader)} times or has several inputs: cut at another module"])
     h = reader[0].all_input_nodes[0]
     later = _downstream(graph, h)
-    _refuse_other_crossings(later, h, name)
+    _require_h_alone(later, h, name)
     return _up_to(model, graph, h), _from(model, graph, h, later)
 
 
 class _ByMode(nn.Module):
-    """A traced half for each mode, since tracing fixes what ``self.training`` was; follows the model's flag."""
+    """One traced half per mode, selected by the model's ``training`` flag, which tracing turns into a constant."""
 
     def __init__(self, model: nn.Module, halves: Mapping[bool, _Half]) -> None:
         super().__init__()
         self.traced = halves[True]
-        # Not registered: the model is the whole of which this is a part, and parameters must have one home here.
+        # in a tuple, so that nn.Module does not register them: they hold the same parameters again
         self._unregistered = (model, halves[False], places_of(halves[False]))
 
     @classmethod
     def of(cls, model: nn.Module, halves: Mapping[bool, _Half]) -> nn.Module:
-        """One half for both modes where they are the same."""
+        """Return a single half if both modes compute the same."""
         return halves[True] if halves[True].code == halves[False].code else cls(model, halves)
 
     def forward(self, *inputs: Any) -> Any:
@@ -192,7 +206,7 @@ class _ByMode(nn.Module):
 def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
     """Whether the named module is the linear layer whose output the model returns.
 
-    The last linear layer is taken for it whatever follows; the first batch shows whether it is.
+    Assumes so for the last linear layer; :func:`~splitfg.splitting.checks.check_batch` validates it on the first batch.
     """
     if not isinstance(submodule(model, name), nn.Linear):
         return False
@@ -209,7 +223,7 @@ def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
         return _Tracer(name).trace(model)
     except Exception as error:  # symbolic tracing raises many kinds
         raise SplitError(
-            [f"the model cannot be traced to be cut at {name} ({error}): build Split(trunk, head) from its parts"]
+            [f"torch.fx cannot trace the model, to cut it at {name} ({error}): build Split(trunk, head) from its parts"]
         ) from error
     finally:
         for module, training in flags:
@@ -217,7 +231,7 @@ def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
 
 
 class _Tracer(fx.Tracer):
-    """Keeps the named module whole, so that the cut falls in front of it, and linear layers of every kind."""
+    """Treats the named module and all linear layers as leaves, so that the cut falls in front of a module."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -229,7 +243,7 @@ class _Tracer(fx.Tracer):
 
 
 def _downstream(graph: fx.Graph, h: fx.Node) -> list[fx.Node]:
-    """The nodes after h that depend on it, in order."""
+    """Return the nodes that depend on h, in order."""
     reached = {h}
     order = []
     for node in graph.nodes:
@@ -239,12 +253,12 @@ def _downstream(graph: fx.Graph, h: fx.Node) -> list[fx.Node]:
     return order
 
 
-def _refuse_other_crossings(later: list[fx.Node], h: fx.Node, name: str) -> None:
+def _require_h_alone(later: list[fx.Node], h: fx.Node, name: str) -> None:
     inside = {h, *later}
     outside = {n for node in later for n in node.all_input_nodes if n not in inside and n.op != "get_attr"}
     if outside:
         listed = ", ".join(sorted(str(n.target) for n in outside))
-        raise SplitError([f"what follows {name} also reads {listed}, not h alone: cut where all paths have joined"])
+        raise SplitError([f"the part after {name} also reads {listed}, not h alone: cut where all paths have joined"])
 
 
 def _up_to(model: nn.Module, graph: fx.Graph, h: fx.Node) -> _Half:
@@ -280,16 +294,16 @@ def _half(model: nn.Module, graph: fx.Graph) -> _Half:
 
 
 class _Following(nn.Module):
-    """A graph that reads the model's present buffers: by itself it keeps references to those it reads by name."""
+    """A graph that reads the model's current buffers: a traced graph keeps references to the old ones."""
 
     def __init__(self, model: nn.Module, traced: fx.GraphModule, buffers: tuple[str, ...]) -> None:
         super().__init__()
         self.traced = traced
-        self._unregistered = (model, buffers)  # the model is the whole of which this is a part
+        self._unregistered = (model, buffers)  # in a tuple, so that nn.Module does not register the model
 
     @property
     def code(self) -> str:
-        """The graph's."""
+        """Source code of the graph."""
         return self.traced.code
 
     def forward(self, *inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Words for a forward-mode pass that failed: which operator of which module has no rule, and what to do."""
+"""Error messages for failed forward-mode passes: the operator without a rule, its module, and the cure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splitfg.splitting._call import call, places_of
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
 
-# Fused operators that torch's own modules take in evaluation mode, and the modules that take them.
+# Fused operators that modules of torch call in evaluation mode.
 _FAST_PATHS: dict[str, tuple[type[nn.Module], ...]] = {
     "_transformer_encoder_layer_fwd": (nn.TransformerEncoderLayer,),
     "_native_multi_head_attention": (nn.MultiheadAttention,),
@@ -27,7 +27,7 @@ _MATH = "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 
 @contextmanager
 def explained(split: Split, x: Inputs) -> Iterator[None]:
-    """Words for a forward-mode pass of the trunk that fails in here."""
+    """Turn errors of a forward-mode pass through the trunk into a :class:`SplitError` with the cause and the cure."""
     try:
         yield
     except (NotImplementedError, RuntimeError) as error:
@@ -38,13 +38,13 @@ def explained(split: Split, x: Inputs) -> Iterator[None]:
 
 
 def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
-    """What a failed forward-mode pass was about, if it can be told."""
+    """Explain the error of a forward-mode pass; ``None`` if its cause is unknown."""
     message = str(error)
     if "data pointer" in message:
         return SplitError(
             [
-                "the trunk leaves torch on the way (for numpy, say), where forward mode cannot follow: use"
-                " CentralDifference() as engine, or make it a BlackBoxTrunk"
+                "the trunk converts tensors to another library (such as numpy), which forward mode cannot follow:"
+                " use engine=CentralDifference(), or wrap it in a BlackBoxTrunk"
             ]
         )
     if "forward AD" not in message and "vmap" not in message:
@@ -54,9 +54,9 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
 
 
 def operator_problems(split: Split, x: Inputs) -> list[str]:
-    """Every module of the trunk that uses an operator without a forward-mode rule, innermost modules only.
+    """List the innermost modules of the trunk that use an operator without a forward-mode rule.
 
-    Each module is run once with the inputs it gets, and then differentiated forward on its own.
+    Records the arguments of every module in one forward pass, then differentiates each module by itself.
     """
     found: dict[str, str] = {}
     for name, module, args, kwargs in reversed(list(_calls(split, x))):
@@ -68,12 +68,12 @@ def operator_problems(split: Split, x: Inputs) -> list[str]:
 
 
 def _fast_path_problems(message: str, split: Split) -> list[str]:
-    """The modules whose fast path failed: looking at them one by one would keep them from taking it."""
+    """List the modules whose fused path failed; hooks on modules would disable that path and hide the cause."""
     operator = next((name for name in _FAST_PATHS if name in message), None)
     if operator is None:
         return []
     return [
-        f"{_label(name, module)}: its fast path for evaluation, {operator}, has no forward-mode rule: switch it off"
+        f"{_label(name, module)}: its fused operator for evaluation, {operator}, has no forward-mode rule: disable it"
         f" with torch.backends.mha.set_fastpath_enabled(False), and {_MATH}"
         for name, module in split.trunk.named_modules()
         if isinstance(module, _FAST_PATHS[operator])
@@ -85,11 +85,11 @@ def _label(name: str, module: nn.Module) -> str:
 
 
 def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Every call of a module of the trunk, in the order they begin: name, module, arguments by place and by name."""
-    seen: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+    """Yield every call of a module of the trunk, in order: name, module, positional and keyword arguments."""
+    recorded: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
     handles = [
         module.register_forward_pre_hook(
-            lambda m, args, kwargs, name=name: seen.append((name, m, args, kwargs)), with_kwargs=True
+            lambda m, args, kwargs, name=name: recorded.append((name, m, args, kwargs)), with_kwargs=True
         )
         for name, module in split.trunk.named_modules()
     ]
@@ -98,11 +98,11 @@ def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any,
     finally:
         for handle in handles:
             handle.remove()
-    yield from seen
+    yield from recorded
 
 
 def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Why this module cannot be differentiated forward, or None if it can."""
+    """Explain why forward mode fails on this module, or return ``None`` if it works."""
     params = {name: p.detach() for name, p in module.named_parameters()}
     leaves, structure = pytree.tree_flatten((args, kwargs))
     floats = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -127,8 +127,8 @@ def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict
 def _worded(message: str) -> str:
     operator = re.search(r"forward AD with (\S+) that does not support it", message)
     if operator is None:
-        return f"cannot be differentiated forward ({message.splitlines()[0]})"
-    advice = "write it with operators that have one, or use CentralDifference() where the estimator takes an engine"
+        return f"forward mode fails ({message.splitlines()[0]})"
+    advice = "rewrite it with operators that have one, or use engine=CentralDifference() if the estimator takes one"
     if "attention" in operator[1]:
-        advice = f"{_MATH}, or write attention as matmul and softmax"
+        advice = f"{_MATH}, or rewrite attention as matmul and softmax"
     return f"the operator {operator[1]} has no forward-mode rule: {advice}"

@@ -1,8 +1,8 @@
-"""A network cut at h: which parameters belong to the trunk, to the head, to both, or to nobody."""
+"""A network cut at h, and the role of each of its parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError, raise_if
-from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
+from splitfg.heads import Head, OutputLoss
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
-from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear, names_of, submodule, without
+from splitfg.splitting._cut import names_of
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
 FIRST_BATCH = "first batch"
-"""Key of the validation that every split runs on its first batch."""
+"""Key of the validation of a split's first batch; see :meth:`Split.validate_once`."""
 
 
 class Tied(Enum):
-    """What happens to a parameter that both trunk and head use, such as a tied vocabulary table.
+    """Policy for a parameter that both trunk and head use, such as a tied vocabulary table.
 
     ``EXCLUDE``: the trunk reads its current value, but only the head's exact gradient trains it (the paper's
-    readout-only surrogate). ``INCLUDE``: the trunk's estimate is added to the head's exact gradient (strict).
+    readout-only surrogate, biased for that parameter). ``INCLUDE``: the trunk's estimate is added to the head's exact
+    gradient (unbiased).
     """
 
     EXCLUDE = "exclude"
@@ -32,7 +33,7 @@ class Tied(Enum):
 
 
 class Role(Enum):
-    """Who trains a parameter."""
+    """The part of a split that trains a parameter."""
 
     TRUNK = "trunk"
     HEAD = "head"
@@ -43,16 +44,29 @@ class Role(Enum):
 class Split:
     """A trunk, x ↦ h, and a head, h ↦ loss.
 
-    Nothing is copied: parameters keep their storage. ``split.model`` is the module that owns them all, whose
-    parameter names key every estimate; save it, evaluate it and hand its parameters to an optimizer as usual.
+    A split shares the modules' parameters and copies nothing. ``split.model`` owns all of them, and its parameter
+    names key every estimate: save it, evaluate it and pass its parameters to an optimizer as usual.
 
     Args:
         trunk: Maps the inputs to h, shape ``(B, ..., d)``.
         head: Maps h to the loss.
-        tied: What to do with parameters that both use, or its value as a string; without a policy such a pair is
-            refused.
-        model: The module that owns both, where there is one already; by default they are joined into one whose
-            names start with ``trunk.`` and ``head.``.
+        tied: Policy for parameters that both use, or its value as a string; required if there are any.
+        model: The module that owns both, if one exists; by default a new one, whose parameter names start with
+            ``trunk.`` and ``head.``.
+
+    Raises:
+        SplitError: If a part has the wrong type, trunk and head share parameters without a policy, no parameter
+            requires a gradient, or parameters differ in dtype or device.
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> trunk = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        >>> network = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(8, 3)))
+        >>> network
+        Split(trunk=40, head=27)
+        >>> list(network.trunk_params())
+        ['trunk.0.weight', 'trunk.0.bias']
     """
 
     def __init__(
@@ -72,7 +86,7 @@ class Split:
 
     @property
     def roles(self) -> dict[str, Role]:
-        """Every parameter of the model and who trains it, in the model's order."""
+        """The role of every parameter of the model, in the model's order."""
         trunk, head = set(self._trunk_names.values()), set(self._head_names.values())
         roles = {}
         for name, p in self.model.named_parameters():
@@ -89,14 +103,14 @@ class Split:
         return tuple(module.training for part in (self.trunk, self.head, self.model) for module in part.modules())
 
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
-        """Validate something that needs a batch, the first time it is asked for in the present training mode.
+        """Run a validation that needs a batch, unless it has passed before in the present training mode.
 
         Args:
-            key: Names the validation.
-            problems: Lists all problems; called if this validation has not passed yet.
+            key: Identifies the validation.
+            problems: Lists all problems.
 
         Raises:
-            SplitError: There are problems.
+            SplitError: If there are problems.
         """
         in_this_mode = (key, self.training_flags())
         if in_this_mode not in self._validated:
@@ -108,44 +122,44 @@ class Split:
 
         Args:
             trunk: Computes the same function as this split's trunk, with the same parameters.
-            head: Likewise.
+            head: Computes the same function as this split's head, with the same parameters.
         """
         twin = Split(trunk, head, tied=self.tied, model=self.model)
-        # validating the twin itself would run, and so compile, it for evaluation too
+        # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
         twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, *passed}}
         return twin
 
     def count(self, *roles: Role) -> int:
-        """How many numbers the parameters in these roles hold."""
+        """Count the numbers that the parameters with these roles hold."""
         held = self.roles
         return sum(p.numel() for name, p in self.model.named_parameters() if held[name] in roles)
 
     def trunk_params(self) -> Params:
-        """What tangents are drawn for: the trunk's trained parameters, with the tied ones under ``INCLUDE``."""
+        """Return the parameters that tangents perturb: the trunk's trained ones, and tied ones under ``INCLUDE``."""
         return self._params(Role.TRUNK, *([Role.TIED] if self.tied is Tied.INCLUDE else []))
 
     def all_trunk_params(self) -> Params:
-        """Everything the trunk reads, frozen and tied parameters included."""
+        """Return every parameter of the trunk, frozen and tied ones included."""
         return {n: p.detach() for n, p in self.model.named_parameters() if n in set(self._trunk_names.values())}
 
     def head_params(self) -> Params:
-        """What the head trains exactly: its own parameters and the tied ones."""
+        """Return the parameters with an exact gradient from the head: its own trained ones and tied ones."""
         return self._params(Role.HEAD, Role.TIED)
 
     def trained_params(self) -> Params:
-        """Everything that is trained, in the model's order."""
+        """Return all trained parameters, in the model's order."""
         return self._params(Role.TRUNK, Role.HEAD, Role.TIED)
 
     def named_head_grads(self, grads: Params) -> Params:
-        """The head's gradients under the model's names, frozen ones left out."""
+        """Rename the head's gradients to the model's names, without those of frozen parameters."""
         wanted = self.head_params()
         return {self._head_names[n]: g for n, g in grads.items() if self._head_names[n] in wanted}
 
     def named_trunk_grads(self, grads: Params) -> Params:
-        """The trunk's gradients under the model's names, those of parameters it does not train left out.
+        """Rename the trunk's gradients to the model's names, without those of parameters it does not train.
 
-        Names of the trunk for one parameter, where modules share it, are added up.
+        Gradients of a parameter that several modules of the trunk share are summed.
         """
         outer, found = {id(p): name for name, p in self.model.named_parameters()}, Params()
         for inner, g in grads.items():
@@ -155,7 +169,7 @@ class Split:
         return {name: g for name, g in found.items() if name in wanted}
 
     def trunk_function(self, x: Inputs) -> TrunkFunction:
-        """θ ↦ h for these inputs; parameters not in θ keep their current value."""
+        """Return θ ↦ h for these inputs; parameters missing from θ keep their current value."""
         local = {outer: inner for inner, outer in self._trunk_names.items()}
         inputs = x if isinstance(x, tuple) else (x,)
 
@@ -167,7 +181,7 @@ class Split:
         return f
 
     def loss_function(self, x: Inputs, y: Target, normaliser: Tensor) -> Callable[[Params], Tensor]:
-        """θ ↦ L over trunk and head together, differentiable."""
+        """Return θ ↦ L over trunk and head together, as a differentiable function."""
         trunk = self.trunk_function(x)
         excluded = set(self._params(Role.TIED)) if self.tied is Tied.EXCLUDE else set()
 
@@ -178,22 +192,22 @@ class Split:
         return f
 
     def head_view(self, params: Params) -> Params:
-        """The head's parameters by its own names, taken from ``params`` where given."""
+        """Return the head's parameters by its own names, with values from ``params`` where given."""
         own = self.head.params()
         return {n: params.get(self._head_names[n], p) for n, p in own.items()}
 
     def h(self, x: Inputs) -> Tensor:
-        """The representation on the current parameters, with no tape."""
+        """Return the representation h at the current parameters, without recording a graph."""
         with torch.no_grad():
             return self.trunk_function(x)({})
 
     def predict(self, x: Inputs) -> Tensor:
-        """The head's outputs on the current parameters, with no tape."""
+        """Return the head's outputs at the current parameters, without recording a graph."""
         with torch.no_grad():
             return self.head.predict(self.h(x))
 
     def disagreement(self, x: Inputs) -> str | None:
-        """Why what the head computes on these inputs is not what the model returns, or ``None`` if it is."""
+        """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
         joined = isinstance(self.model, _Joined)
         return None if joined else disagreement(self.model, self.head, self.predict, x)
 
@@ -206,22 +220,23 @@ class Split:
         shared = [name for name, role in self.roles.items() if role is Role.TIED]
         if shared and self.tied is None:
             found.append(
-                f"trunk and head share {_listed(shared)}: say tied=Tied.EXCLUDE (only the head trains it) or"
+                f"trunk and head share {', '.join(shared)}: pass tied=Tied.EXCLUDE (only the head trains it) or"
                 " tied=Tied.INCLUDE (both do)"
             )
         trained = self.trained_params().values()
         if not trained:
-            found.append("no parameter is trained: set requires_grad on what should be")
+            found.append("no parameter requires a gradient: set requires_grad=True on those to train")
         for what, kinds in (("dtypes", {p.dtype for p in trained}), ("devices", {p.device for p in trained})):
             if len(kinds) > 1:
-                found.append(f"parameters have mixed {what} ({_listed(sorted(map(str, kinds)))}): use one")
+                listed = ", ".join(sorted(map(str, kinds)))
+                found.append(f"parameters have mixed {what} ({listed}): convert them to one with model.to(...)")
         return found
 
 
 def require_split(split: object) -> None:
-    """Refuse anything but a split where one is wanted."""
+    """Raise :class:`SplitError` if the argument is not a :class:`Split`."""
     if not isinstance(split, Split):
-        raise SplitError([f"a Split is wanted here, and this is a {type(split).__name__}: make one with split(model)"])
+        raise SplitError([f"split must be a Split, got {type(split).__name__}: make one with splitfg.split(model)"])
 
 
 class _Joined(nn.Module):
@@ -233,72 +248,6 @@ class _Joined(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs))
-
-
-def split(
-    model: nn.Module,
-    at: str | None = None,
-    *,
-    loss: OutputLoss | None = None,
-    head: Callable[[nn.Module, OutputLoss], Head] | None = None,
-    tied: Tied | str | None = None,
-    example: Inputs | None = None,
-) -> Split:
-    """Cut a model that was written without us in mind.
-
-    At its last linear layer the head is a closed form. At any other module, that module and all that follows
-    becomes the head, differentiated by reverse mode confined to it, or probed (``head=ProbedHead``). The last linear
-    layer is the one that is called last, where the model can be traced, and else the one that is defined last.
-
-    Of a model from :func:`torch.compile`, the original is cut. Attributes and modules that are set in the model later
-    count at its last linear layer; elsewhere it is traced, and stays cut as it was.
-
-    Forward mode looks through ``torch.no_grad()`` blocks inside a trunk; use ``.detach()`` to stop a tangent.
-
-    Args:
-        model: Its parameters are shared, its names kept.
-        at: Dotted name of the module that reads h; by default the last :class:`torch.nn.Linear`.
-        loss: The loss on the model's outputs; cross-entropy by default.
-        head: Makes the head from what follows h, e.g. ``ReverseModeHead`` or ``ProbedHead``.
-        tied: What to do with parameters that trunk and head share.
-        example: Inputs to check the cut with now, rather than with the first batch.
-
-    Raises:
-        SplitError: If there is no such module, or what follows it reads more than h.
-    """
-    raise_if(_argument_problems(model, at, head))
-    model, loss = getattr(model, "_orig_mod", model), loss if loss is not None else CrossEntropy()
-    graph = graph_of(model)
-    name = at if at is not None else last_linear(model, graph)
-    if not name:
-        raise SplitError(["there is no nn.Linear inside the model to cut at: name a module with at=..."])
-    layer = submodule(model, name)
-    if head is None and is_readout(model, name, graph) and has_closed_form(layer):
-        assert isinstance(layer, nn.Linear)
-        result = Split(without(model, name), LinearHead(layer, loss=loss), tied=tied, model=model)
-    elif head is None and at is None:
-        raise SplitError([_no_closed_form(name, layer)])
-    else:
-        trunk, rest = cut_at(model, name)
-        result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model)
-    problem = None if example is None else result.disagreement(example)
-    raise_if([] if problem is None else [problem])
-    return result
-
-
-def _argument_problems(model: object, at: object, head: object) -> list[str]:
-    found = []
-    if not isinstance(model, nn.Module):
-        found.append(f"the model is a {type(model).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
-    elif isinstance(model, torch.jit.ScriptModule):
-        found.append("the model is scripted, and cannot be cut: split the module that it was made from")
-    elif any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
-        found.append("the model has lazy layers without a shape yet: run one batch through it first")
-    if not isinstance(at, str | None):
-        found.append(f"at is {at!r}: name the module by a string, such as at={str(at)!r}")
-    if isinstance(head, nn.Module):
-        found.append("head is a module: give what makes one, such as head=ReverseModeHead, or use Split(trunk, head)")
-    return found
 
 
 def _part_problems(trunk: object, head: object) -> list[str]:
@@ -318,21 +267,10 @@ def _part_problems(trunk: object, head: object) -> list[str]:
     return found
 
 
-def _no_closed_form(name: str, layer: nn.Module) -> str:
-    return (
-        f"the last linear layer, {name} ({type(layer).__name__}), has a forward or a weight of its own making, for"
-        f" which there is no closed form: say at={name!r} to have it differentiated by reverse mode"
-    )
-
-
 def _policy(tied: Tied | str | None) -> Tied | None:
     if tied is None or isinstance(tied, Tied):
         return tied
     known = {policy.value: policy for policy in Tied}
     if tied not in known:
-        raise SplitError([f"tied is {tied!r}: say Tied.EXCLUDE (only the head trains it) or Tied.INCLUDE (both do)"])
+        raise SplitError([f"tied is {tied!r}: use Tied.EXCLUDE (only the head trains it) or Tied.INCLUDE (both do)"])
     return known[tied]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)

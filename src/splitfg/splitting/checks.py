@@ -1,4 +1,4 @@
-"""Refusing early: everything that is wrong with a split and a batch, at once, with what to do about it."""
+"""Validation of a split and a batch before any computation: lists every problem with its cure."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ _RUNNING_STATISTICS = (nn.modules.instancenorm._InstanceNorm,)
 
 
 def skip_checks() -> bool:
-    """Whether values may not be looked at now, because a compiled or captured step is being made."""
+    """Whether a step is being compiled or captured, so that no code may depend on the values of tensors."""
     if torch.compiler.is_compiling():
         return True
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def has_rows(value: Any) -> bool:
-    """Whether it is a tensor or an array (a black box may read those) with a first dimension to cut."""
+    """Whether a value is a tensor, or an array for a black box, with a first dimension."""
     return len(getattr(value, "shape", ())) > 0
 
 
 def check_batch(
     split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None, *, tangents: bool = True
 ) -> None:
-    """Refuse a batch that cannot work, before anything is computed; on failure h is looked at too.
+    """Validate a batch before any computation.
 
-    The first batch of a split also shows whether the trunk is a function of its parameters and the cut is sound; so
-    does the first one after modules have gone from evaluation to training or back.
+    The first batch of a split, and the first after modules have changed between training and evaluation mode, also
+    validates that the trunk is a deterministic function of its parameters and that trunk and head compute the model's
+    outputs.
 
     Args:
         split: The network.
         x: Inputs.
         y: Target.
-        generator: What is drawn from, if anything is.
-        tangents: Whether the trunk's parameters are moved to see what happens.
+        generator: Source of randomness, if the estimator draws.
+        tangents: Whether the estimator perturbs the trunk's parameters.
 
     Raises:
-        SplitError: With everything that is wrong.
+        SplitError: Listing every problem.
     """
     require_split(split)
     if skip_checks():
@@ -57,7 +58,7 @@ def check_batch(
 
 
 def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> list[str]:
-    """What is wrong with the inputs, the target or the generator, as far as can be told without running anything."""
+    """List the problems of inputs, target and generator that show without running the network."""
     found = _tensor_problems(split, x, y)
     device = next(iter(split.trained_params().values())).device
     if not isinstance(generator, torch.Generator | None):
@@ -70,7 +71,17 @@ def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> lis
 
 
 def check_h(split: Split, h: Tensor, y: Target) -> None:
-    """Refuse an h, of the batch or a part of it, that does not fit the head and the whole batch's target."""
+    """Validate h against the head and the target.
+
+    Args:
+        split: The network.
+        h: Representation of the batch or of a part of it.
+        y: Target of the whole batch.
+
+    Raises:
+        SplitError: If h does not fit the head or the target.
+        NonFiniteError: If h is not finite.
+    """
     if skip_checks():
         return
     raise_if(split.head.problems(h, y))
@@ -78,7 +89,7 @@ def check_h(split: Split, h: Tensor, y: Target) -> None:
 
 
 def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
-    """Refuse a loss, or scores, that are not finite."""
+    """Raise :class:`NonFiniteError` if the loss or a score is not finite."""
     if not skip_checks():
         _require_finite(loss, "the loss")
         if scores is not None:
@@ -90,25 +101,25 @@ def _mode_problems(split: Split) -> list[str]:
     for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
         if isinstance(module, _RUNNING_STATISTICS) and module.training and module.track_running_stats:
             found.append(
-                f"{name} ({type(module).__name__}) moves its running statistics with every batch: call .eval() on it,"
-                " or make it with track_running_stats=False"
+                f"{name} ({type(module).__name__}) updates its running statistics with every batch: call .eval() on it,"
+                " or create it with track_running_stats=False"
             )
         if isinstance(module, _BATCH_STATISTICS) and (module.training or module.running_mean is None):
             found.append(
-                f"{name} ({type(module).__name__}) uses batch statistics, which are no function of the parameters"
-                " alone: call .eval() on it, or replace it by nn.GroupNorm"
+                f"{name} ({type(module).__name__}) uses batch statistics, which mix the samples of a batch: call"
+                " .eval() on it, or replace it by nn.GroupNorm"
             )
         cure = _cure_of_randomness(module) if module.training else None
         if cure:
             found.append(
-                f"{name} ({type(module).__name__}) is random in training mode, so h and J·v would not belong"
-                f" together: call .eval() on it or {cure}"
+                f"{name} ({type(module).__name__}) is random in training mode, so that h and J·v would come from"
+                f" different functions: call .eval() on it or {cure}"
             )
     return found
 
 
 def _cure_of_randomness(module: nn.Module) -> str | None:
-    """How to keep a module of torch from drawing numbers in training mode, or ``None`` if it draws none."""
+    """Return the cure for a torch module that is random in training mode, or ``None`` if it is deterministic."""
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
         return "set p=0"
     if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
@@ -121,32 +132,31 @@ def _cure_of_randomness(module: nn.Module) -> str | None:
 
 
 def _table_problems(split: Split, tangents: bool) -> list[str]:
-    """Tables whose backward rule is not the derivative of what they compute, or that write to their own weight."""
+    """List tables whose backward rule is not the derivative of their forward, or that write to their own weight."""
     found = []
     for name, module in split.trunk.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
         label = f"{name or 'the trunk'} ({type(module).__name__})"
         if module.max_norm is not None:
-            found.append(f"{label} shortens its own rows in place: make it with max_norm=None")
+            found.append(f"{label} rescales its own rows in place: create it with max_norm=None")
         pads = isinstance(module, nn.Embedding) and module.padding_idx is not None  # a bag leaves the row out of h
-        if tangents and pads and _moves(split, module.weight):
+        if tangents and pads and _is_perturbed(split, module.weight):
             found.append(
                 f"{label} has padding_idx={module.padding_idx}, a row that backprop never trains although h depends on"
-                " it: make it with padding_idx=None and multiply what it gives by (tokens != padding).unsqueeze(-1)"
+                " it: create it with padding_idx=None and multiply its output by (tokens != padding).unsqueeze(-1)"
             )
-        if tangents and module.scale_grad_by_freq and _moves(split, module.weight):
+        if tangents and module.scale_grad_by_freq and _is_perturbed(split, module.weight):
             found.append(
-                f"{label} divides its gradient by how often a row is read, which is no derivative: make it with"
+                f"{label} divides its gradient by the frequency of a row, which is not a derivative: create it with"
                 " scale_grad_by_freq=False"
             )
     return found
 
 
-def _moves(split: Split, p: Tensor) -> bool:
-    """Whether tangents are drawn for this parameter."""
-    drawn = split.trunk_params()
-    return any(p is other for name, other in split.model.named_parameters() if name in drawn)
+def _is_perturbed(split: Split, p: Tensor) -> bool:
+    perturbed = split.trunk_params()
+    return any(p is other for name, other in split.model.named_parameters() if name in perturbed)
 
 
 def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
@@ -157,15 +167,15 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     arrays = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor) or has_rows(t)]
     tensors = [t for t in arrays if isinstance(t, Tensor)]
     if len(tensors) < len(arrays) and not isinstance(split.trunk, BlackBoxTrunk):
-        found.append("the inputs hold an array that is no tensor: use torch.as_tensor(x)")
+        found.append("the inputs contain an array instead of a tensor: use torch.as_tensor(x)")
     if any(len(t.shape) == 0 for t in (*arrays, y)):
         what = "the target" if y.ndim == 0 else "an input"
-        found.append(f"{what} is a single number without rows: put what is not per row into the trunk, as a buffer")
+        found.append(f"{what} is a single number without rows: store constants in the trunk, as buffers")
     elif any(t.shape[0] == 0 for t in (*arrays, y)):
-        found.append("the batch is empty: give at least one row")
+        found.append("the batch is empty: pass at least one row")
     elif arrays and len({t.shape[0] for t in (*arrays, y)}) > 1:
         sizes = ", ".join(str(t.shape[0]) for t in (*arrays, y))
-        advice = "; put what is not per row into the trunk, as a buffer or by a closure" if len(arrays) > 1 else ""
+        advice = "; store inputs without rows in the trunk, as buffers or in a closure" if len(arrays) > 1 else ""
         found.append(f"inputs and target have different numbers of rows ({sizes}): they must match{advice}")
     strangers = {str(t.device) for t in (*tensors, y) if t.device != param.device}
     if strangers:
@@ -177,11 +187,11 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
 
 
 def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
-    """What else is wrong, as far as can be told although other problems were found."""
+    """List further problems of h and the target, as far as the problems found so far allow."""
     head = split.head
     if not isinstance(y, Tensor):
         return []
-    # running batch statistics would move them
+    # a forward pass would update running statistics
     moving = (*_BATCH_STATISTICS, *_RUNNING_STATISTICS)
     still = not any(isinstance(m, moving) and m.training for m in split.model.modules())
     try:
@@ -194,7 +204,7 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
 
 def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     if isinstance(split.trunk, BlackBoxTrunk):
-        return []  # a device may well be noisy
+        return []  # hardware may be noisy, so that two runs differ
     copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
     try:
         h: object = split.trunk_function(x)(copies)
@@ -205,13 +215,13 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
         return [problem]
     written = [name for name, p in copies.items() if not p.is_inference() and p._version > 0]
     if written:
-        return [f"the trunk writes to its parameters {', '.join(written)} in place: make it compute new tensors"]
+        return [f"the trunk writes to its parameters {', '.join(written)} in place: compute new tensors instead"]
     if not isinstance(h, Tensor):
-        return [split.disagreement(x) or f"the trunk gives a {type(h).__name__}, not a tensor: return h alone"]
+        return [split.disagreement(x) or f"the trunk returns a {type(h).__name__}, not a tensor: return h alone"]
     if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
         return [
-            "the trunk gives another h when it is run again, so h and J·v would not belong together: switch its"
-            " randomness off (functional dropout looks at self.training: call .eval())"
+            "the trunk is random: it returns another h for the same inputs, so that h and J·v would come from different"
+            " functions. Call .eval() (F.dropout(training=self.training) reads that flag), or remove the randomness"
         ]
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
