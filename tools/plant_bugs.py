@@ -192,7 +192,7 @@ BUGS = (
     Bug(
         "softmax over the last block of columns alone",
         "heads/_losses.py",
-        "total if seen is None else total + seen[1] * (seen[0] - peak).exp()",
+        "total if statistics is None else total + statistics[1] * (statistics[0] - peak).exp()",
         "total",
         (f"{HEADS}::test_cross_entropy_head_is_autograd",),
     ),

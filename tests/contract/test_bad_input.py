@@ -222,7 +222,9 @@ class TestFit:
         ],
     )
     def test_a_model_where_a_split_is_wanted(self, use):
-        with pytest.raises(SplitError, match=r"split must be a Split, got Linear: make one with splitfg\.split\(model\)"):
+        with pytest.raises(
+            SplitError, match=r"split must be a Split, got Linear: make one with splitfg\.split\(model\)"
+        ):
             use(nn.Linear(3, 3))
 
     def test_a_cut_that_is_no_name(self):

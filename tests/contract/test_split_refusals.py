@@ -67,7 +67,9 @@ class TestRefusals:
     def test_outputs_that_are_processed_further(self, after):
         """Softmax, a squashing, or a soft cap that hardly shows on small logits."""
         model, x = built(lambda: PostProcessed(after)), noise(5, 4)
-        with pytest.raises(SplitError, match=r"cut at fc, do not compute the model's outputs.*logits.*head=ReverseModeHead"):
+        with pytest.raises(
+            SplitError, match=r"cut at fc, do not compute the model's outputs.*logits.*head=ReverseModeHead"
+        ):
             split(model, example=x)
         with pytest.raises(SplitError, match="do not compute the model's outputs"):
             SplitFG(2)(split(model, at="fc"), x, classes(5, count=3), generator=generator())

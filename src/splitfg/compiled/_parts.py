@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.compiled._recorder import Compile
-from splitfg.heads import Facts, Head, LinearHead, OutputLoss, Spikes
+from splitfg.heads import Head, LinearHead, OutputLoss, RowData, RowEntries
 from splitfg.splitting import Places, Split, call, places_of
 from splitfg.types import Engine, Params, TrunkFunction
 
@@ -109,7 +109,9 @@ class _CompiledLoss(OutputLoss):
     def __init__(self, loss: OutputLoss, compile_: Compile) -> None:
         super().__init__()
         self.inner = loss
-        self._summed, self._look, self._residual = (compile_(f) for f in (loss.summed, loss.look, loss.residual_))
+        self._summed, self._accumulate, self._residual = (
+            compile_(f) for f in (loss.summed, loss.accumulate, loss.residual_)
+        )
 
     def fold(self, target: Tensor, width: int) -> Tensor:
         return self.inner.fold(target, width)
@@ -127,20 +129,20 @@ class _CompiledLoss(OutputLoss):
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self.inner.rowwise(outputs, target)
 
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
         return self.inner.rows(target, normaliser, width, dtype)
 
-    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
-        found: Facts = self._look(outputs, bias, seen)
+    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
+        found: RowData = self._accumulate(outputs, bias, statistics)
         return found
 
-    def base(self, rows: Facts, seen: Facts) -> Tensor:
-        return self.inner.base(rows, seen)
+    def base(self, rows: RowData, statistics: RowData) -> Tensor:
+        return self.inner.base(rows, statistics)
 
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
-    ) -> tuple[Tensor, Spikes | None]:
-        found: tuple[Tensor, Spikes | None] = self._residual(outputs, bias, first, rows, seen)
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
+    ) -> tuple[Tensor, RowEntries | None]:
+        found: tuple[Tensor, RowEntries | None] = self._residual(outputs, bias, first, rows, statistics)
         return found
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:

@@ -2,19 +2,19 @@
 
 from splitfg.heads._base import Head
 from splitfg.heads._linear import LinearHead, has_closed_form
-from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss, Spikes, SquaredError
+from splitfg.heads._losses import CrossEntropy, OutputLoss, RowData, RowEntries, SquaredError
 from splitfg.heads._probed import ProbedHead
 from splitfg.heads._reverse import ReverseModeHead
 
 __all__ = [
     "CrossEntropy",
-    "Facts",
     "Head",
     "LinearHead",
     "OutputLoss",
     "ProbedHead",
     "ReverseModeHead",
-    "Spikes",
+    "RowData",
+    "RowEntries",
     "SquaredError",
     "has_closed_form",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from splitfg.errors import raise_if
 from splitfg.heads._base import Head
-from splitfg.heads._losses import CrossEntropy, Facts, OutputLoss
+from splitfg.heads._losses import CrossEntropy, OutputLoss, RowData
 from splitfg.heads._tiles import aligned, padded, tiles
 from splitfg.types import HeadGradient, Params
 
@@ -103,24 +103,24 @@ class LinearHead(Head):
         return read
 
     def _readout(
-        self, params: Params, x: Tensor, rows: Facts, columns: Sequence[slice], sums: _Sums
+        self, params: Params, x: Tensor, rows: RowData, columns: Sequence[slice], sums: _Sums
     ) -> tuple[Tensor, Tensor]:
         """The loss, and its derivative by what the last layer reads, collecting that layer's gradient on the way."""
         name, loss = str(self.depth - 1), self.output_loss
         weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
         firsts = _firsts(columns, x.device)
         place = x.new_empty(len(x), padded(columns[0].stop), dtype=_accumulation(x.dtype))
-        seen: Facts | None = None
+        statistics: RowData | None = None
         for block in columns:
             outputs = _outputs(x, weight, block, place)
-            seen = loss.look(outputs, _part(bias, block), seen)
-        assert seen is not None
-        total, pulled = loss.base(rows, seen), _Sum(torch.empty_like(x, dtype=place.dtype))
+            statistics = loss.accumulate(outputs, _part(bias, block), statistics)
+        assert statistics is not None
+        total, pulled = loss.base(rows, statistics), _Sum(torch.empty_like(x, dtype=place.dtype))
         for i, block in reversed(list(enumerate(columns))):
             if i < len(columns) - 1:  # the last is still in its place
                 outputs = _outputs(x, weight, block, place)
-            part, spikes = loss.residual_(outputs, _part(bias, block), firsts[i], rows, seen)
-            delta = outputs if spikes is None else outputs.scatter_add_(1, *spikes)
+            part, entries = loss.residual_(outputs, _part(bias, block), firsts[i], rows, statistics)
+            delta = outputs if entries is None else outputs.scatter_add_(1, *entries)
             total = total + part
             sums.collect(name, block, delta, x)
             pulled.add_products(delta.to(weight.dtype), _rows(weight, block))

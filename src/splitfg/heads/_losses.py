@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-Facts: TypeAlias = tuple[Any, ...]
+RowData: TypeAlias = tuple[Any, ...]
 """Tensors, or ``None``, that only the loss that made them understands."""
 
-Spikes: TypeAlias = tuple[Tensor, Tensor]
+RowEntries: TypeAlias = tuple[Tensor, Tensor]
 """One entry of each row: its column and what to add there, both ``(n, 1)``."""
 
 
@@ -24,7 +24,7 @@ class OutputLoss(nn.Module, ABC):
     The normaliser N is asked for separately, so that a batch can be handed over in parts: each part
     divides by the N of the whole batch, and the parts add up.
 
-    The outputs of a row may come in blocks of columns, without their bias. :meth:`look` sees every block once and
+    The outputs of a row may come in blocks of columns, without their bias. :meth:`accumulate` sees every block once and
     gathers what has to be known of whole rows; :meth:`base` and :meth:`residual_` of every block then add up to the
     loss, and the blocks of δ make up dL/d(outputs).
     """
@@ -46,29 +46,29 @@ class OutputLoss(nn.Module, ABC):
         """l_n for every row, shape ``(n,)``, for a folded target."""
 
     @abstractmethod
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
         """What is known of the rows before their outputs are, for a folded target and ``width`` outputs."""
 
     @abstractmethod
-    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
+    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
         """What is known of the rows after one more block of outputs ``(n, c)``, which lack their bias ``(c,)``."""
 
     @abstractmethod
-    def base(self, rows: Facts, seen: Facts) -> Tensor:
-        """The part of the loss that belongs to no block, once all are seen."""
+    def base(self, rows: RowData, statistics: RowData) -> Tensor:
+        """The part of the loss that belongs to no block, once all blocks are accumulated."""
 
     @abstractmethod
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
-    ) -> tuple[Tensor, Spikes | None]:
-        """A block's part of the loss; turns ``outputs`` into its δ, but for the spikes still to be added.
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
+    ) -> tuple[Tensor, RowEntries | None]:
+        """A block's part of the loss; turns ``outputs`` into its δ, but for the entries still to be added.
 
         Args:
             outputs: The block, shape ``(n, c)``.
             bias: The bias ``(c,)`` that it lacks.
             first: Its first column, a 0-d integer tensor; ``None`` where it has all columns.
             rows: From :meth:`rows`.
-            seen: From :meth:`look`, all blocks seen.
+            statistics: From :meth:`accumulate`, over all blocks.
         """
 
     @abstractmethod
@@ -125,7 +125,7 @@ class CrossEntropy(OutputLoss):
         """l_n, zero for ignored rows."""
         return self._cross_entropy(outputs, target, "none")
 
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
         """Labels and weights, divided by N."""
         scale = normaliser.to(dtype)
         weight = (1 - self.label_smoothing) * self._row_weight(target, dtype) / scale
@@ -135,26 +135,26 @@ class CrossEntropy(OutputLoss):
         spread = self._spread(width, weight)
         return _Labels(target, weight, weight + share * spread.sum(), (share, spread))
 
-    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:
+    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
         """m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n), over the blocks so far."""
         logits = outputs.clone() if bias is None else outputs + bias
         # a block of logits that are all -inf (classes masked by the bias) has no peak, and adds nothing
         peak = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)
-        if seen is not None:
-            peak = torch.maximum(peak, seen[0])
+        if statistics is not None:
+            peak = torch.maximum(peak, statistics[0])
         total = logits.sub_(peak.unsqueeze(1)).exp_().sum(dim=1)
-        return (peak, total if seen is None else total + seen[1] * (seen[0] - peak).exp())
+        return (peak, total if statistics is None else total + statistics[1] * (statistics[0] - peak).exp())
 
-    def base(self, rows: Facts, seen: Facts) -> Tensor:
+    def base(self, rows: RowData, statistics: RowData) -> Tensor:
         """(1/N) Σ_n (Σ_c a_nc) log S_n."""
-        loss: Tensor = (_Labels(*rows).mass * seen[1].log()).sum()
+        loss: Tensor = (_Labels(*rows).mass * statistics[1].log()).sum()
         return loss
 
     def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: Facts, seen: Facts
-    ) -> tuple[Tensor, Spikes | None]:
+        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
+    ) -> tuple[Tensor, RowEntries | None]:
         """-(1/N) Σ_n Σ_c a_nc (z_nc - m_n), and δ = ((Σ_c a_c) p - a) / N, over the block's columns c."""
-        labels, (peak, total), width = _Labels(*rows), seen, outputs.shape[1]
+        labels, (peak, total), width = _Labels(*rows), statistics, outputs.shape[1]
         column, weight = labels.label, labels.weight
         if first is not None:
             column = labels.label - first
@@ -270,15 +270,15 @@ class SquaredError(OutputLoss):
         """½ ‖ŷ_n - y_n‖²."""
         return 0.5 * (outputs - target.to(outputs.dtype)).square().sum(dim=1)
 
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> Facts:  # noqa: ARG002
+    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:  # noqa: ARG002
         """Values and N."""
         return (target.to(dtype), normaliser.to(dtype))
 
-    def look(self, outputs: Tensor, bias: Tensor | None, seen: Facts | None) -> Facts:  # noqa: ARG002
+    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:  # noqa: ARG002
         """Nothing: every output has its own error."""
         return ()
 
-    def base(self, rows: Facts, seen: Facts) -> Tensor:  # noqa: ARG002
+    def base(self, rows: RowData, statistics: RowData) -> Tensor:  # noqa: ARG002
         """Zero."""
         return torch.zeros_like(rows[1])
 
@@ -287,9 +287,9 @@ class SquaredError(OutputLoss):
         outputs: Tensor,
         bias: Tensor | None,
         first: Tensor | None,
-        rows: Facts,
-        seen: Facts,  # noqa: ARG002
-    ) -> tuple[Tensor, Spikes | None]:
+        rows: RowData,
+        statistics: RowData,  # noqa: ARG002
+    ) -> tuple[Tensor, RowEntries | None]:
         """1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N, over the block's columns c."""
         target, scale = rows
         if first is not None:
