@@ -96,7 +96,7 @@ class TestBlackBoxTrunk:
 
     @pytest.mark.parametrize("name", ["training", "_run", "forward", ""])
     def test_names_that_are_taken(self, name):
-        with pytest.raises(SplitError, match="is an attribute of nn.Module"):
+        with pytest.raises(SplitError, match=r"is an attribute of nn\.Module"):
             BlackBoxTrunk(lambda p, x: x, {name: noise(3)})
 
     def test_arguments_in_the_wrong_order(self):
