@@ -9,9 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from splitfg.recipes import HopfieldMethod
-from splitfg.recipes.tables import Network
+from splitfg import SplitError
+from splitfg.recipes import Adam, HopfieldMethod
+from splitfg.recipes.tables import Network, PlainNetwork, TableRecipe, TableShape, table_methods
+from splitfg.sklearn import SplitFGClassifier
 from splitfg_lab.experiments.tabular import EXPERIMENT
+from splitfg_lab.experiments.tabular._presets import ACTIVITY, PLAIN, REFERENCES
+from splitfg_lab.experiments.tabular._references import BoostingReference, Budget, LinearReference, MLPReference
 from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES
 from splitfg_lab.experiments.tabular.run import load_fold, run
 from splitfg_lab.experiments.tabular_future import EXPERIMENT as FUTURE
@@ -127,11 +131,12 @@ def test_gpu_memory_is_not_measured_on_a_cpu(data, tmp_path):
 
 def test_all_pairs_but_forward_forward_on_values_are_there():
     names = {p.name for p in EXPERIMENT.presets}
-    assert len(names) == 8 * 7 - 4 + 8 * 2
+    assert len(names) == 8 * 7 - 4 + 8 * (len(ACTIVITY) + len(PLAIN) + len(REFERENCES))
     assert {p.seeds for p in EXPERIMENT.presets} == {(0, 1, 2, 3, 4)}
     cells = [cell for table in EXPERIMENT.tables[:2] for row in table.rows for cell in row.cells]
     assert sum(cell is None for cell in cells) == 4
-    assert {cell.preset for cell in cells if cell is not None} == {n for n in names if "activity" not in n}
+    beyond = {f"{row.name}-{name}" for row in DATA for name in (*ACTIVITY, *PLAIN, *REFERENCES)}
+    assert {cell.preset for cell in cells if cell is not None} == names - beyond
 
 
 def test_split_fg_is_tested_against_every_other_method_on_every_set():
@@ -149,6 +154,65 @@ def test_split_fg_is_tested_against_every_other_method_on_every_set():
     }
     assert tests == expected
     assert len(tests) == 44
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize(
+    ("dataset", "metric", "at_least", "at_most"), [("adult", "accuracy", 90, 100), ("california", "rmse", 0, 0.5)]
+)
+def test_references_learn_what_is_there_to_learn(data, tmp_path, dataset, metric, at_least, at_most, reference):
+    """Both targets are functions of one feature; guessing has 50% and an RMSE of 1."""
+    report = measure(tmp_path, EXPERIMENT, f"{dataset}-{reference}")
+    assert report.status == "done"
+    assert at_least <= report.metrics[metric] <= at_most
+    assert report.metrics["rows"] == 200
+    assert report.jvps_per_step == 0
+    assert report.trunk_backward == (1 if reference == "sklearn_mlp" else 0)
+
+
+def test_references_read_the_same_rows_as_the_methods(data, tmp_path):
+    """Ridge regression has a closed form, solved here on the encoded rows of the fold."""
+    fold = load_fold("california", 1, 5, torch.device("cpu"))
+    x, y = fold.x.double(), fold.y.double()
+    centred = x - x.mean(0)
+    weights = torch.linalg.solve(centred.T @ centred + torch.eye(8, dtype=x.dtype), centred.T @ (y - y.mean()))
+    predicted = (fold.test_x.double() - x.mean(0)) @ weights + y.mean()
+    expected = (predicted - fold.test_y).square().mean().sqrt().item()
+    report = measure(tmp_path, EXPERIMENT, "california-linear", seed=1)
+    assert report.metrics["rmse"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("reference", "most"), [("linear", 3), ("boosting", 3), ("sklearn_mlp", 3)])
+def test_steps_bound_a_reference(data, tmp_path, reference, most):
+    """160 training rows are one batch of scikit-learn's MLP, so that its epochs are its steps."""
+    assert measure(tmp_path, EXPERIMENT, f"adult-{reference}", steps=most).steps == most
+
+
+def test_the_mlp_takes_whole_epochs():
+    method, shape = MLPReference(), TableShape(4, 2)
+    budget = Budget(rows=1_001, steps=13)  # six batches of at most 200 rows an epoch
+    model = method.model(shape, budget, seed=0)
+    assert model.max_iter == 3
+    model.n_iter_ = 3
+    assert method.steps_of(model, budget) == 18
+
+
+@pytest.mark.parametrize("method", [LinearReference(), MLPReference(), BoostingReference()])
+def test_a_reference_cannot_train_step_by_step(method):
+    recipe = TableRecipe(method, Network(), Adam())
+    with pytest.raises(SplitError, match=f"{type(method).__name__} cannot train step by step"):
+        recipe.build(TableShape(4, 2), torch.Generator())
+    with pytest.raises(SplitError, match="cannot train step by step"):
+        SplitFGClassifier(method).fit([[0.0], [1.0]], [0, 1])
+    assert method not in table_methods().values()
+
+
+@pytest.mark.parametrize("preset", PLAIN)
+def test_plain_networks_train_an_mlp(data, tmp_path, preset):
+    config = EXPERIMENT.preset(f"adult-{preset}").config
+    assert config == replace(EXPERIMENT.preset(f"adult-{preset[4:]}").config, network=PlainNetwork())
+    report = measure(tmp_path, EXPERIMENT, f"adult-{preset}", steps=3, network=PlainNetwork(width=8))
+    assert report.trunk_backward == (1 if preset == "mlp_backprop" else 0)
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not beside the repository")
