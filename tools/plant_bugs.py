@@ -94,7 +94,7 @@ BUGS = (
     Bug(
         "tangents copied on their way",
         "engines/_forward_mode.py",
-        "tangents = {name: _alone(v) for name, v in tangents.items()}",
+        "tangents = {name: _with_own_storage(v) for name, v in tangents.items()}",
         "tangents = dict(tangents)",
         (f"{MEMORY}::test_tangents_and_sum_are_the_only_vectors_as_long_as_the_trunk",),
     ),

@@ -236,7 +236,7 @@ def test_head_shares_its_layers():
 def test_heads_that_cannot_work_are_refused():
     with pytest.raises(SplitError) as caught:
         LinearHead(nn.Linear(3, 4), nn.Linear(5, 2), block=0)
-    assert [w in str(caught.value) for w in ("gives 4 features", "block must be at least 1")] == [True, True]
+    assert [w in str(caught.value) for w in ("returns 4 features", "block must be at least 1")] == [True, True]
     with pytest.raises(SplitError, match="at least one"):
         LinearHead()
     with pytest.raises(ValueError, match="label_smoothing"):

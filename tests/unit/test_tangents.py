@@ -88,7 +88,7 @@ class TestSource:
             def draw(self, layout, count, generator):
                 return super().draw(layout, count, generator)[:1]
 
-        with pytest.raises(SplitError, match=r"Few drew tangents of shape \(1, 4\), not \(3, 4\)"):
+        with pytest.raises(SplitError, match=r"Few\.draw returned tangents of shape \(1, 4\): return shape \(3, 4\)"):
             list(TangentSource(Few(), layout((4,)), 3, None, generator()))
 
     def test_no_more_than_a_chunk_is_drawn_at_a_time(self):

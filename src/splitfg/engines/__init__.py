@@ -1,4 +1,4 @@
-"""Engines: h and J·v for a stack of tangents, by forward-mode AD or by perturbing and measuring."""
+"""Engines: compute h and J·v for a stack of tangents, by forward-mode AD or by finite differences."""
 
 from splitfg.engines._finite_difference import CentralDifference, OneSidedDifference
 from splitfg.engines._forward_mode import ForwardMode

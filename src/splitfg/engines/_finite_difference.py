@@ -1,4 +1,4 @@
-"""Perturb and measure: J·v from runs of the trunk at moved parameters, for hardware that only runs forward."""
+"""Finite differences: J·v from runs of the trunk at perturbed parameters, for hardware that only runs forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitfg.types import Params, TrunkFunction
 
 @dataclass(frozen=True)
 class _Difference(ABC):
-    """What the differences share: how far parameters are moved, and how many tangents a pass takes."""
+    """Settings that the differences share."""
 
     step: float | None = None
     noise: float | None = None
@@ -27,15 +27,15 @@ class _Difference(ABC):
 
     @property
     def biased(self) -> bool:
-        """Yes: by the truncation error of the difference."""
+        """``True``: by the truncation error of the difference."""
         return True
 
     @abstractmethod
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+        """Return ``h`` and ``dh`` of shape ``(c, *h.shape)``."""
 
     def _moves(self, params: Params, tangents: Params, *, order: int) -> list[tuple[Params, float | Tensor]]:
-        """Every tangent v with its ε, which balances an error of this order against noise/ε."""
+        """Return every tangent v with its ε; the default ε balances an error of this order against noise/ε."""
         count = next(iter(tangents.values())).shape[0]
         rows = [{name: v[k] for name, v in tangents.items()} for k in range(count)]
         return [(v, self.step or _step(params, v, self.noise, order=order)) for v in rows]
@@ -43,21 +43,34 @@ class _Difference(ABC):
 
 @dataclass(frozen=True)
 class CentralDifference(_Difference):
-    """J v ≈ (f(θ + ε v) - f(θ - ε v)) / 2ε, two runs per tangent and an error O(ε²).
+    """J v ≈ (f(θ + ε v) - f(θ - ε v)) / 2ε: two runs per tangent, biased by a truncation error O(ε²).
 
-    The default ε moves θ by a relative distance noise^(1/3), where ``noise`` is the relative precision of one
+    The default ε perturbs θ by a relative distance noise^(1/3), where ``noise`` is the relative precision of one
     measurement (the dtype's own by default): ε = noise^(1/3) (1 + ‖θ‖) / ‖v‖. This balances the truncation
-    error, which grows as ε², against the measurement error, which shrinks as noise/ε. A noisy or quantised
-    device says its own noise, e.g. ``noise=1/256`` for 8-bit read-out.
+    error, which grows as ε², against the measurement error, which shrinks as noise/ε. Set ``noise`` for a noisy or
+    quantised device, e.g. ``noise=1/256`` for an 8-bit read-out.
 
     Args:
-        step: ε, where a fixed one is wanted.
+        step: A fixed ε.
         noise: Relative precision of a measurement.
-        chunk: Tangents per pass: h itself is measured once a pass.
+        chunk: Tangents per pass; each pass measures h once.
+
+    Raises:
+        SplitError: If a setting is not positive.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> f = lambda params: params["w"] ** 2
+        >>> params, tangents = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.eye(2)}
+        >>> h, dh = splitfg.CentralDifference(step=0.5)(f, params, tangents)
+        >>> dh
+        tensor([[2., 0.],
+                [0., 4.]])
     """
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+        """Return ``h`` and ``dh`` of shape ``(c, *h.shape)``."""
         moves = self._moves(params, tangents, order=3)
         dh = [(_run(f, _moved(params, v, e)) - f(_moved(params, v, -e))) / (2 * e) for v, e in moves]
         return _run(f, params), torch.stack(dh)
@@ -65,25 +78,37 @@ class CentralDifference(_Difference):
 
 @dataclass(frozen=True)
 class OneSidedDifference(_Difference):
-    """J v ≈ (f(θ + ε v) - f(θ)) / ε, one run per tangent beside the one at θ, and an error O(ε).
+    """J v ≈ (f(θ + ε v) - f(θ)) / ε: one run per tangent and one at θ, biased by a truncation error O(ε).
 
-    The default is ε = noise^(1/2) (1 + ‖θ‖) / ‖v‖, which balances truncation ε against noise/ε.
+    The default ε = noise^(1/2) (1 + ‖θ‖) / ‖v‖ balances truncation, which grows as ε, against noise/ε.
 
     Args:
-        step: ε, where a fixed one is wanted.
+        step: A fixed ε.
         noise: Relative precision of a measurement; the dtype's own by default.
-        chunk: Tangents per pass: h itself is measured once a pass.
+        chunk: Tangents per pass; each pass measures h once.
+
+    Raises:
+        SplitError: If a setting is not positive.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> f = lambda params: params["w"] ** 2
+        >>> params, tangents = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.eye(2)}
+        >>> h, dh = splitfg.OneSidedDifference(step=0.5)(f, params, tangents)
+        >>> dh.diagonal()
+        tensor([2.5000, 4.5000])
     """
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        """``h`` and ``dh`` of shape ``(c, *h.shape)``."""
+        """Return ``h`` and ``dh`` of shape ``(c, *h.shape)``."""
         h = _run(f, params)
         dh = [(f(_moved(params, v, e)) - h) / e for v, e in self._moves(params, tangents, order=2)]
         return h, torch.stack(dh)
 
 
 def _run(f: TrunkFunction, params: Params) -> Tensor:
-    """f(θ) in memory of its own: a device may give every answer in the same buffer."""
+    """Run f and copy its result: a device may return every result in the same buffer."""
     return f(params).clone()
 
 
@@ -92,7 +117,7 @@ def _moved(params: Params, tangent: Params, step: float | Tensor) -> Params:
 
 
 def _step(params: Params, tangent: Params, noise: float | None, *, order: int) -> Tensor:
-    """ε = noise^(1/order) (1 + ‖θ‖) / ‖v‖, a scalar tensor."""
+    """Compute ε = noise^(1/order) (1 + ‖θ‖) / ‖v‖, a scalar tensor."""
     precision = noise or max(torch.finfo(p.dtype).eps for p in params.values())
     relative = float(precision ** (1 / order))
     return relative * (1 + _norm(params)) / _norm(tangent)

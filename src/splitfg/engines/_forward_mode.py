@@ -16,14 +16,26 @@ from splitfg.types import Params, TrunkFunction
 
 @dataclass(frozen=True)
 class ForwardMode:
-    """J·v exactly, by dual numbers; nothing is stored for a backward pass.
+    """Computes J·v exactly by forward-mode AD, and stores nothing for a backward pass.
 
-    The tangents of a chunk ride together: the primal is computed once and the tangents are batched over it.
-    ``chunk=1`` is the paper's loop, whose memory grows neither with K nor with depth; ``chunk=None`` takes
-    all K at once, the fastest.
+    One pass computes h once and batches the tangents of a chunk over it. ``chunk=1`` is the paper's loop, whose memory
+    grows neither with K nor with depth; ``chunk=None`` pushes all K tangents in one pass, which is fastest.
 
     Args:
-        chunk: Tangents per pass.
+        chunk: Tangents per pass; ``None`` for all.
+
+    Raises:
+        SplitError: If ``chunk`` is less than 1.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> f = lambda params: params["w"] ** 2
+        >>> params, tangents = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.eye(2)}
+        >>> h, dh = splitfg.ForwardMode()(f, params, tangents)
+        >>> dh
+        tensor([[2., 0.],
+                [0., 4.]])
     """
 
     chunk: int | None = None
@@ -33,17 +45,17 @@ class ForwardMode:
 
     @property
     def biased(self) -> bool:
-        """No: J·v is exact."""
+        """``False``: J·v is exact."""
         return False
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        """``h`` and ``dh[k] = J v_k`` of shape ``(c, *h.shape)``."""
+        """Return ``h`` and ``dh[k] = J v_k`` of shape ``(c, *h.shape)``."""
 
         def push(tangent: Params) -> tuple[Tensor, Tensor]:
             pushed: tuple[Tensor, Tensor] = jvp(f, (params,), (tangent,))  # type: ignore[assignment]
             return pushed
 
-        tangents = {name: _alone(v) for name, v in tangents.items()}
+        tangents = {name: _with_own_storage(v) for name, v in tangents.items()}
         if next(iter(tangents.values())).shape[0] == 1:
             h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
             return h, dh.unsqueeze(0)
@@ -51,19 +63,19 @@ class ForwardMode:
         return both
 
 
-def _alone(tangents: Tensor) -> Tensor:
-    """The same memory as a storage of its own: tangents that are a part of a larger one would be copied by torch."""
+def _with_own_storage(tangents: Tensor) -> Tensor:
+    """Wrap the same memory in a storage of its own: forward mode copies tangents that view a larger storage."""
     if torch.compiler.is_compiling():
         return tangents
     try:
-        alone: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tangents))  # type: ignore[attr-defined]
-    except (RuntimeError, BufferError, TypeError):  # not in ordinary memory
+        wrapped: Tensor = dlpack.from_dlpack(dlpack.to_dlpack(tangents))  # type: ignore[attr-defined]
+    except (RuntimeError, BufferError, TypeError):  # DLPack does not support this kind of tensor
         return tangents
-    return alone
+    return wrapped
 
 
 def chunk_problems(chunk: object) -> list[str]:
-    """What is wrong with a chunk size."""
+    """List the problems of a chunk size."""
     if chunk is None or (not isinstance(chunk, bool) and isinstance(chunk, Integral) and int(chunk) >= 1):
         return []
     return [f"chunk must be at least 1 (or None for all), got {chunk}"]

@@ -1,4 +1,4 @@
-"""Heads: the loss, u = dL/dh and the head's gradient, exactly, from h and the target."""
+"""Heads: compute the loss, u = dL/dh and the head's gradient from h and the target."""
 
 from splitfg.heads._base import Head
 from splitfg.heads._linear import LinearHead, has_closed_form

@@ -1,4 +1,4 @@
-"""One linear layer, or several in a row, in closed form."""
+"""Heads of linear layers, in closed form."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from splitfg.errors import raise_if
 from splitfg.heads._base import Head
 from splitfg.heads._losses import CrossEntropy, OutputLoss, RowData
 from splitfg.heads._tiles import aligned, padded, tiles
+from splitfg.numerics import wide
 from splitfg.types import HeadGradient, Params
 
 # Outputs in a block: 64 MiB in float32.
@@ -20,7 +21,7 @@ _BLOCK = 2**24
 
 
 class LinearHead(Head):
-    """Linear layers with nothing between them, differentiated by hand.
+    """One or more linear layers without nonlinearities between them, with an exact closed-form gradient.
 
     With one layer, outputs = h Wᵀ + b. With δ = dL/d(outputs),
 
@@ -29,14 +30,27 @@ class LinearHead(Head):
     With two, outputs = W₂ (W₁ h + b₁) + b₂: the factored head, in which W₁ and W₂ are trained as a pair
     although they collapse to one map. Further layers follow the same rule, from the last to the first.
 
-    Outputs are taken in blocks, so that those of the whole batch never exist at once: blocks of whole rows where the
-    outputs are few, blocks of columns, each computed twice, where they are many. Sums are kept in float32 where the
-    parameters are narrower.
+    The head computes the outputs in blocks, so that the logits of the whole batch never exist at once: blocks of whole
+    rows if the outputs are few, blocks of columns, each computed twice, if they are many. It accumulates sums in
+    float32 if the parameters are narrower.
 
     Args:
-        layers: One or more :class:`torch.nn.Linear`, kept and shared, not copied.
-        loss: The loss on the outputs; cross-entropy by default.
-        block: How many outputs a block may have; besides it, only a copy of it exists at any time.
+        layers: One or more :class:`torch.nn.Linear`; shared, not copied.
+        loss: Loss on the outputs; cross-entropy by default.
+        block: Largest number of outputs in a block; the head stores at most two blocks at a time.
+
+    Raises:
+        SplitError: If a layer is not a plain ``nn.Linear``, layers do not fit or share parameters, or ``block`` < 1.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> head = splitfg.LinearHead(nn.Linear(8, 3))
+        >>> h, y = torch.randn(16, 8), torch.randint(0, 3, (16,))
+        >>> gradient = head(h, y)
+        >>> gradient.u.shape, gradient.grads["0.weight"].shape
+        (torch.Size([16, 8]), torch.Size([3, 8]))
     """
 
     def __init__(self, *layers: nn.Linear, loss: OutputLoss | None = None, block: int = _BLOCK) -> None:
@@ -54,21 +68,21 @@ class LinearHead(Head):
 
     @property
     def in_features(self) -> int:
-        """The width of h."""
+        """Width of h."""
         return self.layers[0].in_features
 
     @property
     def out_features(self) -> int:
-        """The number of outputs C."""
+        """Number of outputs C."""
         return self.layers[-1].out_features
 
     @property
     def reverse_mode(self) -> bool:
-        """Never: the closed form needs no tape."""
+        """``False``: the gradient has a closed form."""
         return False
 
     def outputs(self, params: Params, h: Tensor) -> Tensor:
-        """The layers, one after another."""
+        """Apply the layers one after another."""
         for i in range(self.depth):
             h = F.linear(h, params[f"{i}.weight"], params.get(f"{i}.bias"))
         return h
@@ -83,20 +97,20 @@ class LinearHead(Head):
         return self._differentiated(h, target, normaliser, _Sums({}))
 
     def _differentiated(self, h: Tensor, target: Tensor, normaliser: Tensor, sums: _Sums) -> tuple[Tensor, Tensor]:
-        """Loss and u, collecting the gradients that have a place among the sums."""
+        """Compute loss and u; add the gradients of the parameters in ``sums`` to it."""
         flat, target = h.reshape(-1, h.shape[-1]), self.output_loss.fold(target, self.out_features)
         params, u = self.params(), torch.empty_like(h, memory_format=torch.contiguous_format).view_as(flat)
         losses, cut = [], tiles(len(flat), self.out_features, self.block)
         for part in cut.rows:
             read = self._read(params, _rows(flat, part))
-            rows = self.output_loss.rows(_rows(target, part), normaliser, self.out_features, _accumulation(h.dtype))
+            rows = self.output_loss.rows(_rows(target, part), normaliser, self.out_features, wide(h.dtype))
             loss, pulled = self._readout(params, read[-1], rows, cut.columns, sums)
             u[part] = self._pull_back(params, pulled, read, sums)
             losses.append(loss)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(), u.view(h.shape)
 
     def _read(self, params: Params, rows: Tensor) -> list[Tensor]:
-        """What each layer reads."""
+        """Compute the input of each layer."""
         read = [rows]
         for i in range(self.depth - 1):
             read.append(F.linear(read[-1], params[f"{i}.weight"], params.get(f"{i}.bias")))
@@ -105,11 +119,11 @@ class LinearHead(Head):
     def _readout(
         self, params: Params, x: Tensor, rows: RowData, columns: Sequence[slice], sums: _Sums
     ) -> tuple[Tensor, Tensor]:
-        """The loss, and its derivative by what the last layer reads, collecting that layer's gradient on the way."""
+        """Compute the loss and its derivative by the last layer's input; add that layer's gradient to ``sums``."""
         name, loss = str(self.depth - 1), self.output_loss
         weight, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
         firsts = _firsts(columns, x.device)
-        place = x.new_empty(len(x), padded(columns[0].stop), dtype=_accumulation(x.dtype))
+        place = x.new_empty(len(x), padded(columns[0].stop), dtype=wide(x.dtype))
         statistics: RowData | None = None
         for block in columns:
             outputs = _outputs(x, weight, block, place)
@@ -117,7 +131,7 @@ class LinearHead(Head):
         assert statistics is not None
         total, pulled = loss.base(rows, statistics), _Sum(torch.empty_like(x, dtype=place.dtype))
         for i, block in reversed(list(enumerate(columns))):
-            if i < len(columns) - 1:  # the last is still in its place
+            if i < len(columns) - 1:  # the buffer still holds the last block
                 outputs = _outputs(x, weight, block, place)
             part, entries = loss.residual_(outputs, _part(bias, block), firsts[i], rows, statistics)
             delta = outputs if entries is None else outputs.scatter_add_(1, *entries)
@@ -127,7 +141,7 @@ class LinearHead(Head):
         return total, pulled.value
 
     def _pull_back(self, params: Params, pulled: Tensor, read: list[Tensor], sums: _Sums) -> Tensor:
-        """From the last layer to h, collecting each layer's gradient on the way."""
+        """Propagate from the last layer's input to h; add each layer's gradient to ``sums``."""
         for i in reversed(range(self.depth - 1)):
             weight = params[f"{i}.weight"]
             sums.collect(str(i), slice(0, weight.shape[0]), pulled, read[i])
@@ -136,7 +150,7 @@ class LinearHead(Head):
 
 
 def _outputs(x: Tensor, weight: Tensor, block: slice, place: Tensor) -> Tensor:
-    """The product of x with a block of W's rows, put into its place."""
+    """Write the product of x with a block of W's rows to the buffer ``place``."""
     outputs, weight = _columns(place, slice(0, block.stop - block.start)), _rows(weight, block)
     for part in aligned(slice(0, outputs.shape[1])):
         _Sum(_columns(outputs, part)).add_product(x, _rows(weight, part).T)
@@ -144,7 +158,7 @@ def _outputs(x: Tensor, weight: Tensor, block: slice, place: Tensor) -> Tensor:
 
 
 def _firsts(columns: Sequence[slice], device: torch.device) -> Sequence[Tensor | None]:
-    """The first column of every block, where there are several."""
+    """Return the first column of every block, or ``None`` for a single block."""
     if len(columns) == 1:
         return (None,)
     return torch.arange(0, columns[-1].stop, columns[0].stop, device=device).unbind()
@@ -155,7 +169,7 @@ def _part(bias: Tensor | None, block: slice) -> Tensor | None:
 
 
 def _rows(t: Tensor, part: slice) -> Tensor:
-    """Some of a tensor's rows; slicing takes as long as a small product, so that all of them are the tensor itself."""
+    """Slice rows; returns the tensor itself for all rows, as a slice costs as much time as a small product."""
     return t if part.stop - part.start == t.shape[0] else t[part]
 
 
@@ -164,7 +178,7 @@ def _columns(t: Tensor, part: slice) -> Tensor:
 
 
 class _Sum:
-    """Products added up in place, in float32 or wider, without a zeroed start."""
+    """Sums products in place, in float32 or wider; the first product overwrites the uninitialised memory."""
 
     def __init__(self, place: Tensor) -> None:
         self.value = place
@@ -184,16 +198,16 @@ class _Sum:
             self._started = True
 
     def add_products(self, left: Tensor, right: Tensor) -> None:
-        """The product, over an inner dimension that is taken in aligned parts."""
+        """Add a product, with its inner dimension split into aligned parts."""
         for part in aligned(slice(0, left.shape[1])):
             self.add_product(_columns(left, part), _rows(right, part))
 
 
 class _Sums:
-    """The layers' gradients, collected block by block of rows, of the parameters that it is made for."""
+    """Gradients of the layers' parameters, accumulated over blocks; parameters not passed are skipped."""
 
     def __init__(self, params: Params) -> None:
-        self._whole = {name: torch.empty_like(p, dtype=_accumulation(p.dtype)) for name, p in params.items()}
+        self._whole = {name: torch.empty_like(p, dtype=wide(p.dtype)) for name, p in params.items()}
         self._sums: dict[tuple[str, int], _Sum] = {}
 
     def collect(self, layer: str, block: slice, delta: Tensor, x: Tensor) -> None:
@@ -208,7 +222,7 @@ class _Sums:
             self._sum(f"{layer}.weight", part).add_product(_columns(delta, columns).T, x)
 
     def cast_like(self, params: Params) -> Params:
-        """All of them in the parameters' dtype."""
+        """Return the sums in the parameters' dtypes."""
         return {name: self._whole[name].to(p.dtype) for name, p in params.items()}
 
     def _sum(self, name: str, block: slice) -> _Sum:
@@ -218,32 +232,31 @@ class _Sums:
         return self._sums[key]
 
 
-def _accumulation(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def has_closed_form(layer: nn.Module) -> bool:
-    """Whether it is h Wᵀ + b with W and b its own parameters: a subclass or a hook may compute anything."""
+    """Whether a layer computes h Wᵀ + b from its own W and b: a subclass or a hook may compute anything else."""
     if not isinstance(layer, nn.Linear) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     return type(layer).forward is nn.Linear.forward and "weight" in layer._parameters
 
 
 def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:
-    found = [] if layers else ["a linear head needs at least one nn.Linear"]
+    found = [] if layers else ["a linear head needs at least one layer: pass LinearHead(nn.Linear(...))"]
     strangers = {i: type(layer).__name__ for i, layer in enumerate(layers) if not has_closed_form(layer)}
     if strangers:
         return [
-            f"layer {i} is a {kind}, not a plain nn.Linear: give LinearHead(nn.Linear(...), ...), or use"
+            f"layer {i} is a {kind}, not a plain nn.Linear: pass LinearHead(nn.Linear(...), ...), or use"
             " ReverseModeHead(module) for any other module"
             for i, kind in strangers.items()
         ]
     for i, (first, second) in enumerate(pairwise(layers)):
         if first.out_features != second.in_features:
-            found.append(f"layer {i} gives {first.out_features} features, but layer {i + 1} reads {second.in_features}")
+            found.append(
+                f"layer {i} returns {first.out_features} features, but layer {i + 1} reads {second.in_features}:"
+                " make the widths equal"
+            )
     owners = [id(p) for layer in layers for p in layer.parameters()]
     if len(set(owners)) < len(owners):
-        found.append("two layers share a parameter, for which the closed form has no place: use ReverseModeHead")
+        found.append("two layers share a parameter, which the closed form does not support: use ReverseModeHead")
     if block < 1:
         found.append(f"block must be at least 1, got {block}")
     return found

@@ -12,72 +12,81 @@ from torch import Tensor, nn
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 RowData: TypeAlias = tuple[Any, ...]
-"""Tensors, or ``None``, that only the loss that made them understands."""
+"""Per-row tensors of a loss; their meaning is private to the loss."""
 
 RowEntries: TypeAlias = tuple[Tensor, Tensor]
-"""One entry of each row: its column and what to add there, both ``(n, 1)``."""
+"""One entry per row: its column and the value to add there, both ``(n, 1)``."""
 
 
 class OutputLoss(nn.Module, ABC):
-    """A loss over rows of outputs, L = (1/N) Σ_n l_n, with dL/d(outputs) in closed form.
+    """A loss over rows of outputs, L = (1/N) Σ_n l_n, with δ = dL/d(outputs) in closed form.
 
-    The normaliser N is asked for separately, so that a batch can be handed over in parts: each part
-    divides by the N of the whole batch, and the parts add up.
+    The normaliser N is a separate method, so that a batch can be processed in parts: each part divides by N of the
+    whole batch, and the losses of the parts sum to L.
 
-    The outputs of a row may come in blocks of columns, without their bias. :meth:`accumulate` sees every block once and
-    gathers what has to be known of whole rows; :meth:`base` and :meth:`residual_` of every block then add up to the
-    loss, and the blocks of δ make up dL/d(outputs).
+    The outputs may come in blocks of columns, without their bias. A first pass over the blocks calls :meth:`accumulate`
+    to collect statistics of whole rows. A second pass calls :meth:`residual_`, which turns each block into its δ. The
+    loss is :meth:`base` plus the return values of the second pass.
     """
 
     @abstractmethod
     def fold(self, target: Tensor, width: int) -> Tensor:
-        """The target as rows: leading dimensions folded into one, for a head with ``width`` outputs."""
+        """Fold the target's leading dimensions into one, for a head with ``width`` outputs."""
 
     @abstractmethod
     def normaliser(self, target: Tensor, width: int) -> Tensor:
-        """N for this target, a scalar tensor; adds up over the parts of a batch."""
+        """Compute N for this target, a scalar tensor; N of a batch is the sum over its parts."""
 
     @abstractmethod
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Σ_n l_n as a differentiable function of the outputs ``(n, C)``, for a folded target."""
+        """Compute Σ_n l_n as a differentiable function of the outputs ``(n, C)``, for a folded target."""
 
     @abstractmethod
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """l_n for every row, shape ``(n,)``, for a folded target."""
+        """Compute l_n for every row, shape ``(n,)``, for a folded target."""
 
     @abstractmethod
     def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
-        """What is known of the rows before their outputs are, for a folded target and ``width`` outputs."""
+        """Prepare data of the rows that does not depend on the outputs, from a folded target."""
 
     @abstractmethod
     def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
-        """What is known of the rows after one more block of outputs ``(n, c)``, which lack their bias ``(c,)``."""
+        """Update the statistics of the rows with a block of outputs.
+
+        Args:
+            outputs: The block, shape ``(n, c)``, without its bias.
+            bias: The block's bias ``(c,)``.
+            statistics: Return value for the previous block; ``None`` for the first one.
+        """
 
     @abstractmethod
     def base(self, rows: RowData, statistics: RowData) -> Tensor:
-        """The part of the loss that belongs to no block, once all blocks are accumulated."""
+        """Compute the part of the loss that depends on the accumulated statistics alone."""
 
     @abstractmethod
     def residual_(
         self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
     ) -> tuple[Tensor, RowEntries | None]:
-        """A block's part of the loss; turns ``outputs`` into its δ, but for the entries still to be added.
+        """Turn a block of outputs into its δ, in place.
 
         Args:
-            outputs: The block, shape ``(n, c)``.
-            bias: The bias ``(c,)`` that it lacks.
-            first: Its first column, a 0-d integer tensor; ``None`` where it has all columns.
+            outputs: The block, shape ``(n, c)``, without its bias.
+            bias: The block's bias ``(c,)``.
+            first: The block's first column, a 0-d integer tensor; ``None`` if it has all columns.
             rows: From :meth:`rows`.
             statistics: From :meth:`accumulate`, over all blocks.
+
+        Returns:
+            The block's part of the loss, and entries that the caller adds to δ, if any.
         """
 
     @abstractmethod
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """What is wrong with the target's shape beside outputs of shape ``(*leading, width)``."""
+        """List problems of the target's shape, for outputs of shape ``(*leading, width)``."""
 
     @abstractmethod
     def value_problems(self, width: int, target: Tensor) -> list[str]:
-        """What is wrong with the target's dtype and values for ``width`` outputs."""
+        """List problems of the target's dtype and values, for ``width`` outputs."""
 
 
 class CrossEntropy(OutputLoss):
@@ -91,9 +100,18 @@ class CrossEntropy(OutputLoss):
     over the rows whose target is not ``ignore_index``.
 
     Args:
-        ignore_index: Target value of rows that do not count.
+        ignore_index: Target value of rows to ignore.
         class_weights: One weight per class, shape ``(C,)``.
         label_smoothing: s in [0, 1).
+
+    Raises:
+        ValueError: If ``label_smoothing`` is outside [0, 1).
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> loss = splitfg.CrossEntropy(label_smoothing=0.1, ignore_index=0)
+        >>> head = splitfg.LinearHead(nn.Linear(8, 3), loss=loss)
     """
 
     class_weights: Tensor | None
@@ -109,24 +127,24 @@ class CrossEntropy(OutputLoss):
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def fold(self, target: Tensor, width: int) -> Tensor:  # noqa: ARG002 - a class index has no width
-        """Class indices, int64, shape ``(n,)``."""
+        """Return the class indices as int64, shape ``(n,)``."""
         return target.reshape(-1).long()
 
     def normaliser(self, target: Tensor, width: int) -> Tensor:
-        """Σ_n w_{y_n} over the rows that count."""
+        """Compute Σ_n w_{y_n} over the rows that are not ignored."""
         dtype = torch.float32 if self.class_weights is None else self.class_weights.dtype
         return self._row_weight(self.fold(target, width), dtype).sum()
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Σ_n l_n."""
+        """Compute Σ_n l_n."""
         return self._cross_entropy(outputs, target, "sum")
 
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """l_n, zero for ignored rows."""
+        """Compute l_n, which is zero for ignored rows."""
         return self._cross_entropy(outputs, target, "none")
 
     def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
-        """Labels and weights, divided by N."""
+        """Return labels and their weights, divided by N."""
         scale = normaliser.to(dtype)
         weight = (1 - self.label_smoothing) * self._row_weight(target, dtype) / scale
         if self.label_smoothing == 0.0:
@@ -136,9 +154,9 @@ class CrossEntropy(OutputLoss):
         return _Labels(target, weight, weight + share * spread.sum(), (share, spread))
 
     def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
-        """m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n), over the blocks so far."""
+        """Update m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n)."""
         logits = outputs.clone() if bias is None else outputs + bias
-        # a block of logits that are all -inf (classes masked by the bias) has no peak, and adds nothing
+        # the maximum of a block of -inf (classes masked by the bias) is -inf, and -inf - (-inf) would be NaN
         peak = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)
         if statistics is not None:
             peak = torch.maximum(peak, statistics[0])
@@ -146,27 +164,27 @@ class CrossEntropy(OutputLoss):
         return (peak, total if statistics is None else total + statistics[1] * (statistics[0] - peak).exp())
 
     def base(self, rows: RowData, statistics: RowData) -> Tensor:
-        """(1/N) Σ_n (Σ_c a_nc) log S_n."""
+        """Compute (1/N) Σ_n (Σ_c a_nc) log S_n."""
         loss: Tensor = (_Labels(*rows).mass * statistics[1].log()).sum()
         return loss
 
     def residual_(
         self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
     ) -> tuple[Tensor, RowEntries | None]:
-        """-(1/N) Σ_n Σ_c a_nc (z_nc - m_n), and δ = ((Σ_c a_c) p - a) / N, over the block's columns c."""
+        """Compute -(1/N) Σ_n Σ_c a_nc (z_nc - m_n) and δ = ((Σ_c a_c) p - a) / N over the block's columns c."""
         labels, (peak, total), width = _Labels(*rows), statistics, outputs.shape[1]
         column, weight = labels.label, labels.weight
         if first is not None:
             column = labels.label - first
             weight = weight * ((column >= 0) & (column < width))
-        # labels of other blocks, and of rows that do not count, weigh nothing
+        # any column will do for labels in other blocks and for ignored rows: their weight is zero
         column = column.clamp(0, width - 1).unsqueeze(1)
         if bias is not None:
             outputs.add_(bias)
-        # the maximum comes off first: differences of large logits keep their digits
+        # subtract the maximum first, so that differences of large logits keep their precision
         outputs.sub_(peak.unsqueeze(1))
         read = outputs.gather(1, column).squeeze(1)
-        expected = torch.where(weight != 0, weight * read, 0).sum()  # 0 times -inf is no number
+        expected = torch.where(weight != 0, weight * read, 0).sum()  # 0 * -inf would be NaN
         if labels.smoothing is None:
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1))
         else:
@@ -178,21 +196,21 @@ class CrossEntropy(OutputLoss):
         return -expected, (column, -weight.unsqueeze(1))
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:  # noqa: ARG002
-        """One class index for each row of outputs."""
-        wanted = f"{leading} (one class index for each row of outputs)"
+        """Require one class index per row of outputs."""
+        wanted = f"{leading}, one class index per row of outputs"
         return [] if tuple(target.shape) == leading else [_shape_problem(target, wanted)]
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:
-        """Integer classes in [0, C), at least one that counts, weights that fit."""
+        """Require integer classes in [0, C), at least one that is not ignored, and one weight per class."""
         found = []
         if self.class_weights is not None and self.class_weights.shape != (width,):
             found.append(
                 f"class_weights has shape {tuple(self.class_weights.shape)}, but the head has {width} outputs:"
-                " give one weight per class"
+                " pass one weight per class"
             )
         if target.dtype not in _INTEGER:
             found.append(
-                f"targets are {target.dtype}, but cross-entropy wants class indices as integers:"
+                f"targets are {target.dtype}, but cross-entropy needs integer class indices:"
                 " pass target.long(), or use SquaredError() for values"
             )
         elif target.numel():
@@ -202,7 +220,7 @@ class CrossEntropy(OutputLoss):
 
     def _range_problems(self, width: int, counted: Tensor) -> list[str]:
         if counted.numel() == 0:
-            return [f"every target is ignore_index ({self.ignore_index}), so the loss is 0/0: drop such batches"]
+            return [f"every target is ignore_index ({self.ignore_index}), so the loss is 0/0: skip such batches"]
         low, high = int(counted.min()), int(counted.max())
         if low >= 0 and high < width:
             return []
@@ -227,19 +245,19 @@ class CrossEntropy(OutputLoss):
         return counted * self.class_weights.to(counted)[classes]
 
     def _spread(self, width: int, like: Tensor) -> Tensor:
-        """(s / C) w_c, what smoothing puts on every class."""
+        """Compute (s / C) w_c, the smoothing mass of every class."""
         weights = like.new_ones(width) if self.class_weights is None else self.class_weights.to(like)
         return weights * (self.label_smoothing / width)
 
 
 class _Labels(NamedTuple):
-    """Cross-entropy's rows.
+    """Row data of cross-entropy.
 
     Attributes:
         label: y_n.
-        weight: (1 - s) w_{y_n} / N, zero for rows that do not count.
+        weight: (1 - s) w_{y_n} / N, zero for ignored rows.
         mass: Σ_c a_nc / N.
-        smoothing: 1 / N for rows that count, and (s / C) w_c for every class; ``None`` without smoothing.
+        smoothing: 1 / N per row, zero for ignored ones, and (s / C) w_c per class; ``None`` without smoothing.
     """
 
     label: Tensor
@@ -251,35 +269,43 @@ class _Labels(NamedTuple):
 class SquaredError(OutputLoss):
     """Half squared error, L = 1/(2N) Σ_n ‖ŷ_n - y_n‖², with δ = (ŷ - y) / N and N the number of rows.
 
-    The target has the shape of the outputs; its last dimension may be left out where there is one output.
+    The target has the shape of the outputs; with a single output its last dimension may be omitted.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> head = splitfg.LinearHead(nn.Linear(8, 1), loss=splitfg.SquaredError())
+        >>> head(torch.randn(16, 8), torch.randn(16)).u.shape
+        torch.Size([16, 8])
     """
 
     def fold(self, target: Tensor, width: int) -> Tensor:
-        """Values, shape ``(n, width)``."""
+        """Return the values, shape ``(n, width)``."""
         return target.reshape(-1, width)
 
     def normaliser(self, target: Tensor, width: int) -> Tensor:
-        """The number of rows."""
+        """Return the number of rows."""
         return torch.full((), target.numel() / width, dtype=torch.float32, device=target.device)
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """½ Σ_n ‖ŷ_n - y_n‖²."""
+        """Compute ½ Σ_n ‖ŷ_n - y_n‖²."""
         return self.rowwise(outputs, target).sum()
 
     def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """½ ‖ŷ_n - y_n‖²."""
+        """Compute ½ ‖ŷ_n - y_n‖²."""
         return 0.5 * (outputs - target.to(outputs.dtype)).square().sum(dim=1)
 
     def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:  # noqa: ARG002
-        """Values and N."""
+        """Return the values and N."""
         return (target.to(dtype), normaliser.to(dtype))
 
     def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:  # noqa: ARG002
-        """Nothing: every output has its own error."""
+        """Return an empty tuple: the error of an output depends on no other output."""
         return ()
 
     def base(self, rows: RowData, statistics: RowData) -> Tensor:  # noqa: ARG002
-        """Zero."""
+        """Return zero."""
         return torch.zeros_like(rows[1])
 
     def residual_(
@@ -290,7 +316,7 @@ class SquaredError(OutputLoss):
         rows: RowData,
         statistics: RowData,  # noqa: ARG002
     ) -> tuple[Tensor, RowEntries | None]:
-        """1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N, over the block's columns c."""
+        """Compute 1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N over the block's columns c."""
         target, scale = rows
         if first is not None:
             target = target[:, first + torch.arange(outputs.shape[1], device=outputs.device)]
@@ -300,21 +326,21 @@ class SquaredError(OutputLoss):
         return loss, None
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """The shape of the outputs."""
+        """Require the shape of the outputs."""
         shapes = [(*leading, width), leading] if width == 1 else [(*leading, width)]
         return [] if tuple(target.shape) in shapes else [_shape_problem(target, " or ".join(map(str, shapes)))]
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:  # noqa: ARG002
-        """Finite floating-point values."""
+        """Require finite floating-point values."""
         if not target.is_floating_point():
             return [
-                f"targets are {target.dtype}, but squared error wants values: pass target.float(),"
+                f"targets are {target.dtype}, but squared error needs floating-point values: pass target.float(),"
                 " or use CrossEntropy() for classes"
             ]
         if not bool(torch.isfinite(target).all()):
-            return ["targets hold NaN or infinite values: drop or impute those rows"]
+            return ["targets contain NaN or infinite values: drop or impute those rows"]
         return []
 
 
 def _shape_problem(target: Tensor, wanted: str) -> str:
-    return f"targets have shape {tuple(target.shape)}, but the outputs ask for {wanted}"
+    return f"targets have shape {tuple(target.shape)}: pass shape {wanted}"

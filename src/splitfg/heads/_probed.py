@@ -1,4 +1,4 @@
-"""A black-box head: measured, never differentiated."""
+"""Black-box heads, measured by finite differences."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ from splitfg.types import HeadGradient, Params
 
 
 class ProbedHead(OpaqueHead):
-    """A head that can only be run. u = dL/dh and the head's gradient come from central differences.
+    """A head that can only be run forward: u = dL/dh and the head's gradient come from central differences.
 
-    Every coordinate j of a sample's h is probed for all samples b of the batch at once, since each has its own loss
-    l_b (summed over its positions, which the head may mix):
+    A call probes one coordinate j of h for all samples b of the batch, since each sample has its own loss l_b (summed
+    over its positions, which the head may mix):
 
         u_bj = (l_b(h_b + ε e_j) - l_b(h_b - ε e_j)) / (2 ε N),
 
-    2 D evaluations for D coordinates a sample. The head's trained parameters, if it has any, are probed one coordinate
-    at a time, 2 P_head evaluations. The error is O(ε²), plus rounding O(eps / ε). The default balances the two,
-    relative to the size of what is moved: ε = eps^(1/3) (1 + rms), of h and of each parameter.
+    which takes 2 D evaluations for D coordinates per sample. Trained parameters of the head take 2 P_head evaluations
+    more, one coordinate at a time. The result is biased by the truncation error O(ε²), plus rounding O(eps / ε). The
+    default ε = eps^(1/3) (1 + rms) balances the two; rms is that of h, or of each parameter.
 
     Args:
-        black_box: ``(params, h) -> outputs``; anything that runs, or an :class:`torch.nn.Module` over h.
-        loss: The loss on the outputs; cross-entropy by default.
-        params: What the black box can be trained by; a module brings its own.
-        step: ε, where a fixed one is wanted.
-        together: How many probes of h are put into one call, stacked along the first dimension.
+        black_box: Function ``(params, h) -> outputs``, or a :class:`torch.nn.Module` that maps h to outputs.
+        loss: Loss on the outputs; cross-entropy by default.
+        params: Trained parameters of a function, by name; a module brings its own.
+        step: A fixed ε.
+        together: Number of probes of h in one call, stacked along the first dimension.
+
+    Raises:
+        SplitError: If ``step`` or ``together`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> head = splitfg.ProbedHead(lambda params, h: h @ params["w"], params={"w": torch.randn(8, 3)})
+        >>> gradient = head(torch.randn(16, 8), torch.randint(0, 3, (16,)))
+        >>> gradient.u.shape, gradient.grads["w"].shape
+        (torch.Size([16, 8]), torch.Size([8, 3]))
     """
 
     def __init__(
@@ -58,12 +69,12 @@ class ProbedHead(OpaqueHead):
 
     @property
     def reverse_mode(self) -> bool:
-        """Never: it is only measured."""
+        """``False``: the head is measured, never differentiated."""
         return False
 
     def outputs(self, params: Params, h: Tensor) -> Tensor:
-        """What the black box gives."""
-        return self._run(params, h.clone())  # it may work in place
+        """Run the black box."""
+        return self._run(params, h.clone())  # the black box may write to its input
 
     def _run_module(self, params: Params, h: Tensor) -> Tensor:
         own = {name.removeprefix("module."): p for name, p in params.items()}
@@ -81,7 +92,7 @@ class ProbedHead(OpaqueHead):
         return self.loss(params, h, target, normaliser), u
 
     def _step_for(self, moved: Tensor) -> Tensor:
-        """ε for what is moved, a scalar tensor."""
+        """Return ε for the tensor to perturb, as a scalar tensor."""
         if self.step is not None:
             return moved.new_full((), self.step)
         relative = float(torch.finfo(moved.dtype).eps ** (1 / 3))
@@ -93,14 +104,14 @@ class ProbedHead(OpaqueHead):
         return torch.cat(probed).T.reshape(h.shape)
 
     def _probe_coordinates(self, params: Params, h: Tensor, target: Tensor, which: Tensor, step: Tensor) -> Tensor:
-        """dl_b/dh_bj for the given coordinates j of a sample, shape ``(len(which), B)``."""
+        """Estimate dl_b/dh_bj for the given coordinates j, shape ``(len(which), B)``."""
         nudge = step * torch.nn.functional.one_hot(which, h[0].numel()).to(h.dtype)
         nudge = nudge.view(len(which), 1, *h.shape[1:])
         up, down = (self._sample_losses(params, h + sign * nudge, target) for sign in (1, -1))
         return (up - down) / (2 * step)
 
     def _sample_losses(self, params: Params, variants: Tensor, target: Tensor) -> Tensor:
-        """l_b for several variants ``(c, B, ...)`` of h, put to the head as one batch; shape ``(c, B)``."""
+        """Compute l_b for several variants ``(c, B, ...)`` of h in one call, shape ``(c, B)``."""
         count, batch = variants.shape[:2]
         outputs = self.outputs(params, variants.flatten(0, 1))
         width = outputs.shape[-1]

@@ -1,4 +1,4 @@
-"""A nonlinear head: reverse mode, confined to it."""
+"""Nonlinear heads, by reverse mode confined to the head."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from splitfg.types import HeadGradient, Params
 
 
 class ReverseModeHead(OpaqueHead):
-    """Any module as head: its gradient and u = dL/dh by reverse mode from the loss back to h, and no further.
+    """Any module as head: its exact gradient and u = dL/dh by reverse mode, from the loss back to h and no further.
 
     Args:
-        module: Maps h to the outputs; kept and shared, not copied.
-        loss: The loss on the outputs; cross-entropy by default.
+        module: Maps h to the outputs; shared, not copied.
+        loss: Loss on the outputs; cross-entropy by default.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> head = splitfg.ReverseModeHead(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+        >>> head(torch.randn(16, 8), torch.randint(0, 3, (16,))).u.shape
+        torch.Size([16, 8])
     """
 
     def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
@@ -26,13 +34,13 @@ class ReverseModeHead(OpaqueHead):
 
     @property
     def reverse_mode(self) -> bool:
-        """Yes, inside the head."""
+        """``True``: inside the head."""
         return True
 
     def outputs(self, params: Params, h: Tensor) -> Tensor:
-        """The module's outputs."""
+        """Run the module."""
         own = {name.removeprefix("module."): p for name, p in params.items()}
-        outputs: Tensor = call(self.module, own, (h.clone(),), places=self._places)  # it may work in place
+        outputs: Tensor = call(self.module, own, (h.clone(),), places=self._places)  # the module may write to its input
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:

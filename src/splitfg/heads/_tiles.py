@@ -1,12 +1,12 @@
-"""How the outputs of a batch are cut into tiles, so that few of them exist at once."""
+"""Tiles of a batch's outputs, so that few of them exist at once."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# Matrix products on a GPU are fast where sizes and rows of memory are multiples of so many elements, which is worth a
-# second, narrow product where outputs are many.
+# Matrix products on a GPU are fast if sizes and strides are multiples of _ALIGNED elements. From _MANY outputs on, a
+# second, narrow product for the remainder costs less than an unaligned one.
 _ALIGNED, _MANY = 64, 1024
 
 
@@ -16,7 +16,7 @@ class Tiles:
 
     Attributes:
         rows: Slices of rows.
-        columns: Slices of outputs; one slice where a tile holds whole rows.
+        columns: Slices of outputs; a single slice if tiles hold whole rows.
     """
 
     rows: tuple[slice, ...]
@@ -26,8 +26,8 @@ class Tiles:
 def tiles(n: int, width: int, limit: int) -> Tiles:
     """Cut n rows of ``width`` outputs into tiles of at most ``limit`` outputs.
 
-    Whole rows where enough of them fit, since outputs in several blocks of columns are computed twice; otherwise
-    tiles that are as square as the number of rows allows, since every tile reads its rows of h and its rows of W.
+    Tiles hold whole rows if enough of them fit, since outputs in several blocks of columns are computed twice.
+    Otherwise tiles are as square as the number of rows allows, since every tile reads its rows of h and of W.
     """
     tall = max(1, min(n, math.isqrt(limit)))
     wide = limit // tall
@@ -38,14 +38,14 @@ def tiles(n: int, width: int, limit: int) -> Tiles:
 
 
 def aligned(block: slice) -> tuple[slice, ...]:
-    """A block of many columns as one of an aligned width and a narrow rest."""
+    """Split a block of many columns into one of an aligned width and a narrow remainder."""
     width = block.stop - block.start
     rest = width % _ALIGNED if width >= _MANY else 0
     return (slice(block.start, block.stop - rest), slice(block.stop - rest, block.stop))[: 2 if rest else 1]
 
 
 def padded(width: int) -> int:
-    """The next multiple of the alignment, where columns are many."""
+    """Round many columns up to the next multiple of the alignment."""
     return width if width < _MANY else math.ceil(width / _ALIGNED) * _ALIGNED
 
 

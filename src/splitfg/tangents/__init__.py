@@ -1,4 +1,4 @@
-"""Tangents: the laws random directions are drawn from, and the flat space they live in."""
+"""Tangents: distributions of random directions in the flat space of the trunk's parameters."""
 
 from splitfg.tangents._conditioned import Conditioned, RunningMagnitude
 from splitfg.tangents._laws import Gaussian, Orthogonal, Rademacher, TangentLaw

@@ -1,4 +1,4 @@
-"""Conditioned tangents: each coordinate scaled by a running gradient magnitude, reweighted to stay unbiased."""
+"""Tangents with coordinates scaled by a running gradient magnitude, reweighted to stay unbiased."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ class RunningMagnitude:
     m ← β m + (1 - β) ĝ²,    magnitude = sqrt(m / (1 - βᵗ)).
 
     Args:
-        beta: How slowly it forgets.
+        beta: Decay rate β.
+
+    Raises:
+        ValueError: If ``beta`` is outside [0, 1).
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> from splitfg.tangents import Layout
+        >>> magnitude, grads = splitfg.RunningMagnitude(), {"w": torch.tensor([3.0, -4.0])}
+        >>> magnitude.update(grads)
+        >>> magnitude.of(Layout.of(grads))
+        tensor([3., 4.])
     """
 
     def __init__(self, beta: float = 0.99) -> None:
@@ -30,7 +42,7 @@ class RunningMagnitude:
         self._updates: Tensor | None = None
 
     def update(self, grads: Params) -> None:
-        """Take one more estimate into account, in place: a captured step goes on in the same memory."""
+        """Update with one estimate, in place: a captured step keeps using the same memory."""
         if self._updates is None:
             self._mean_square = {name: torch.zeros_like(g, dtype=wide(g.dtype)) for name, g in grads.items()}
             self._updates = next(iter(grads.values())).new_zeros((), dtype=torch.float64)
@@ -39,22 +51,22 @@ class RunningMagnitude:
         self._updates += 1
 
     def of(self, layout: Layout) -> Tensor | None:
-        """The magnitudes, flat, shape ``(P,)``; ``None`` before the first update."""
+        """Return the magnitudes as a flat vector ``(P,)``; ``None`` before the first update."""
         if self._updates is None:
             return None
-        if self._updates.device != layout.device:  # a checkpoint is read to the CPU
+        if self._updates.device != layout.device:  # checkpoints are loaded to the CPU
             self._updates = self._updates.to(layout.device)
             self._mean_square = {name: m.to(layout.device) for name, m in self._mean_square.items()}
-        seen = 1 - self.beta**self._updates
-        return (layout.flatten(self._mean_square) / seen).sqrt().to(layout.dtype)
+        correction = 1 - self.beta**self._updates
+        return (layout.flatten(self._mean_square) / correction).sqrt().to(layout.dtype)
 
     def state_dict(self) -> dict[str, object]:
-        """Tensors and numbers to go on from."""
+        """Return the state to resume from."""
         updates = 0 if self._updates is None else int(self._updates)
         return {"mean_square": dict(self._mean_square), "updates": updates}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""
         saved: Params = dict(state["mean_square"])  # type: ignore[call-overload]
         self._mean_square = {name: m.clone() for name, m in saved.items()}
         updates = int(state["updates"])  # type: ignore[call-overload]
@@ -64,19 +76,24 @@ class RunningMagnitude:
 
 @dataclass(frozen=True)
 class Conditioned(TangentLaw):
-    """v = s ⊙ z with z ~ N(0, I), put back as d · v / s², which keeps the estimate unbiased.
+    """v = s ⊙ z with z ~ N(0, I), combined as d · v / s², which keeps the estimate unbiased.
 
     E[d v_i / s_i²] = E[(Σ_j g_j s_j z_j) z_i] / s_i = g_i,
     Var = ((Σ_j g_j² s_j²) / s_i² + g_i²) / K.
 
     s is the running magnitude to the power ``power``, scaled to mean square one and kept above ``floor``.
-    ``power=1`` is the paper's proposal. The total variance (Σ 1/s_i²)(Σ g_j² s_j²) is least at
-    ``power=-0.5``, by the Cauchy-Schwarz inequality: louder coordinates want *shorter* perturbations.
+    ``power=1`` is the paper's proposal. By the Cauchy-Schwarz inequality, ``power=-0.5`` minimises the total variance
+    (Σ 1/s_i²)(Σ g_j² s_j²): coordinates with larger gradients need *smaller* perturbations.
 
     Args:
         magnitude: The running magnitude; the training step updates it, the law only reads it.
         power: Exponent of the magnitude.
         floor: Smallest scale, relative to the root mean square.
+
+    Example:
+        >>> import splitfg
+        >>> law = splitfg.Conditioned(splitfg.RunningMagnitude(), power=-0.5)
+        >>> estimator = splitfg.SplitFG(K=8, law=law)
     """
 
     magnitude: RunningMagnitude
@@ -84,18 +101,18 @@ class Conditioned(TangentLaw):
     floor: float = 0.1
 
     def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-        """Gaussian rows, scaled coordinate by coordinate."""
+        """Draw Gaussian rows and scale their coordinates by s."""
         rows = Gaussian().draw(layout, count, generator)
         scale = self.scale(layout)
         return rows if scale is None else rows * scale
 
     def precision(self, layout: Layout) -> Tensor | None:
-        """1 / s²."""
+        """Return 1 / s²."""
         scale = self.scale(layout)
         return None if scale is None else scale.square().reciprocal()
 
     def scale(self, layout: Layout) -> Tensor | None:
-        """s, shape ``(P,)``; ``None`` (all ones) before anything was observed."""
+        """Return s, shape ``(P,)``; ``None`` (ones) before the magnitude's first update."""
         magnitude = self.magnitude.of(layout)
         if magnitude is None:
             return None

@@ -1,4 +1,4 @@
-"""The laws a tangent v is drawn from; all satisfy E[v vᵀ] = I up to a known diagonal."""
+"""Distributions of a tangent v; all satisfy E[v vᵀ] = I up to a known diagonal."""
 
 from __future__ import annotations
 
@@ -8,19 +8,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.numerics import widened
 from splitfg.tangents._layout import Layout
 
 
 class TangentLaw(ABC):
-    """A law for random directions in the space of a :class:`Layout`.
+    """A distribution of random directions in the space of a :class:`Layout`.
 
-    Row k of a draw depends on the generator's state and on k alone, never on how many rows were asked for
-    at once, unless the law is ``joint``: then the K tangents depend on each other and are drawn together.
+    Row k of a draw depends on the generator's state and on k alone, not on the number of rows drawn at once, unless
+    the law is ``joint``: then the K tangents depend on each other and are drawn together.
+
+    Example:
+        A law of your own, uniform on [-√3, √3]:
+
+        >>> import torch
+        >>> import splitfg
+        >>> class Uniform(splitfg.TangentLaw):
+        ...     def draw(self, layout, count, generator):
+        ...         rows = torch.empty(count, layout.total, dtype=layout.dtype, device=layout.device)
+        ...         for row in rows:
+        ...             row.uniform_(-(3**0.5), 3**0.5, generator=generator)
+        ...         return rows
+        ...     def precision(self, layout):
+        ...         return None
+        >>> estimator = splitfg.SplitFG(K=8, law=Uniform())
     """
 
     @property
     def joint(self) -> bool:
-        """Whether the K tangents of an estimate must be drawn in one go."""
+        """Whether the K tangents of an estimate must be drawn in a single call."""
         return False
 
     @abstractmethod
@@ -29,47 +45,62 @@ class TangentLaw(ABC):
 
         Args:
             layout: The space.
-            count: How many.
+            count: Number of tangents.
             generator: The only source of randomness; on the layout's device.
 
         Returns:
-            Shape ``(count, P)``, one tangent a row.
+            Shape ``(count, P)``, one tangent per row.
         """
 
     @abstractmethod
     def precision(self, layout: Layout) -> Tensor | None:
-        """The diagonal of E[v vᵀ]⁻¹, shape ``(P,)``, that keeps mean(d_k v_k) unbiased; ``None`` for ones."""
+        """Return the diagonal of E[v vᵀ]⁻¹, shape ``(P,)``; ``None`` for ones.
+
+        The estimate mean(d_k v_k) times this diagonal is unbiased.
+        """
 
 
 @dataclass(frozen=True)
 class Gaussian(TangentLaw):
-    """v ~ N(0, I), the paper's law: Var[ĝ_i] = (‖g‖² + g_i²) / K."""
+    """v ~ N(0, I), the paper's law: unbiased, Var[ĝ_i] = (‖g‖² + g_i²) / K.
+
+    Example:
+        >>> import splitfg
+        >>> estimator = splitfg.SplitFG(K=8, law=splitfg.Gaussian())
+    """
 
     def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-        """Standard normal coordinates."""
+        """Draw standard normal coordinates."""
         rows = torch.empty(count, layout.total, dtype=layout.dtype, device=layout.device)
         for row in rows:
             row.normal_(generator=generator)
         return rows
 
     def precision(self, layout: Layout) -> None:  # noqa: ARG002
-        """Ones."""
+        """Return ``None``: E[v vᵀ] = I."""
         return
 
 
 @dataclass(frozen=True)
 class Rademacher(TangentLaw):
-    """v_i = ±1 with equal odds: Var[ĝ_i] = (‖g‖² - g_i²) / K, the least for independent coordinates."""
+    """v_i = ±1 with equal odds: unbiased, Var[ĝ_i] = (‖g‖² - g_i²) / K.
+
+    No law with independent coordinates has a smaller variance.
+
+    Example:
+        >>> import splitfg
+        >>> estimator = splitfg.SplitFG(K=8, law=splitfg.Rademacher())
+    """
 
     def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-        """Random signs."""
+        """Draw random signs."""
         rows = torch.empty(count, layout.total, dtype=layout.dtype, device=layout.device)
         for row in rows:
             row.random_(0, 2, generator=generator)
         return rows.mul_(2).sub_(1)
 
     def precision(self, layout: Layout) -> None:  # noqa: ARG002
-        """Ones."""
+        """Return ``None``: E[v vᵀ] = I."""
         return
 
 
@@ -80,25 +111,33 @@ class Orthogonal(TangentLaw):
     The rows of V are sqrt(P) times an orthonormal K-frame drawn from the Haar measure, so E[v_k v_kᵀ] = I and
     mean(d_k v_k) = (P / K) times the projection of g onto their span: unbiased, with total variance
     (P / K - 1) ‖g‖², zero at K = P.
+
+    Example:
+        >>> import splitfg
+        >>> estimator = splitfg.SplitFG(K=8, law=splitfg.Orthogonal())
     """
 
     @property
     def joint(self) -> bool:
-        """Yes: each is orthogonal to all others."""
+        """``True``: each tangent is orthogonal to all others."""
         return True
 
     def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-        """Orthonormalise Gaussian rows (their signs fixed by R's diagonal makes the frame Haar-distributed)."""
+        """Orthonormalise Gaussian rows.
+
+        Raises:
+            ValueError: If ``count`` exceeds the number of parameters.
+        """
         if count > layout.total:
             raise ValueError(
                 f"{count} orthogonal tangents do not exist in a space of {layout.total} parameters: lower K"
             )
         rows = Gaussian().draw(layout, count, generator)
-        wide = rows.to(torch.float64 if layout.dtype == torch.float64 else torch.float32)
-        q, r = torch.linalg.qr(wide.T)
+        q, r = torch.linalg.qr(widened(rows).T)
+        # only with the signs of R's diagonal is the frame Haar-distributed
         frame: Tensor = (q * torch.sign(torch.diagonal(r))).T
         return (frame * float(layout.total**0.5)).to(layout.dtype)
 
     def precision(self, layout: Layout) -> None:  # noqa: ARG002
-        """Ones."""
+        """Return ``None``: E[v vᵀ] = I."""
         return

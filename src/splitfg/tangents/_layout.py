@@ -1,4 +1,4 @@
-"""Parameters as one flat vector and back."""
+"""Conversion between parameters by name and one flat vector."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from splitfg.types import Params
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in a flat vector of P numbers.
+    """Position of each parameter in a flat vector of P numbers.
 
-    Tangents are drawn and combined flat, one row per tangent, and handed to engines as views by name.
+    Laws draw tangents flat, one row per tangent; engines receive them as views by name.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.tangents import Layout
+        >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(2)})
+        >>> layout.total
+        8
+        >>> {name: tuple(v.shape) for name, v in layout.unflatten(torch.zeros(5, 8)).items()}
+        {'w': (5, 2, 3), 'b': (5, 2)}
     """
 
     names: tuple[str, ...]
@@ -24,26 +33,26 @@ class Layout:
 
     @classmethod
     def of(cls, params: Params) -> Layout:
-        """The layout of these parameters, in their order; they share one dtype and device."""
+        """Return the layout of these parameters, in their order; they must share one dtype and device."""
         first = next(iter(params.values()))
         return cls(tuple(params), tuple(p.shape for p in params.values()), first.dtype, first.device)
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers per parameter."""
+        """Count of numbers per parameter."""
         return [shape.numel() for shape in self.shapes]
 
     @property
     def total(self) -> int:
-        """P, all numbers together."""
+        """P, the count of all numbers."""
         return sum(self.sizes)
 
     def flatten(self, params: Params) -> Tensor:
-        """The parameters as one vector of shape ``(P,)``."""
+        """Concatenate the parameters into one vector of shape ``(P,)``."""
         return torch.cat([params[name].reshape(-1) for name in self.names])
 
     def unflatten(self, flat: Tensor) -> Params:
-        """Views by name: ``(..., P)`` gives entries of shape ``(..., *shape)``."""
+        """Return views by name: ``(..., P)`` becomes entries of shape ``(..., *shape)``."""
         parts = flat.split(self.sizes, dim=-1)
         lead = flat.shape[:-1]
         return {n: p.view((*lead, *s)) for n, s, p in zip(self.names, self.shapes, parts, strict=True)}

@@ -1,4 +1,4 @@
-"""K tangents in chunks: the same numbers whatever the chunk, and no more of them in memory than one chunk."""
+"""K tangents in chunks: the values do not depend on the chunk size, and memory holds one chunk at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from splitfg.tangents._layout import Layout
 
 
 class TangentSource:
-    """The K tangents of one estimate, handed out chunk by chunk and dropped after use.
+    """Iterates over the K tangents of one estimate, chunk by chunk.
 
     Args:
-        law: Where they come from.
+        law: Distribution of the tangents.
         layout: The space.
         count: K.
-        chunk: How many at a time; ``None`` for all.
-        generator: Advanced by exactly one estimate's worth once iterated.
-        remember: Keep what :meth:`again` needs to draw a chunk once more: generator states, not tangents.
+        chunk: Tangents per chunk; ``None`` for all.
+        generator: Source of randomness; one iteration advances it by K tangents.
+        remember: Store the generator's state before each chunk, so that :meth:`again` can draw it again.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TangentSource:
         self._states: list[Tensor] = []
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Chunks of shape ``(c, P)``."""
+        """Yield chunks of shape ``(c, P)``."""
         if self.law.joint:
             self._whole = _draw(self.law, self.layout, self.count, self._generator)
             yield from self._whole.split(self.chunk)
@@ -54,12 +54,12 @@ class TangentSource:
 
     @property
     def chunk_sizes(self) -> list[int]:
-        """How many tangents each chunk holds."""
+        """Number of tangents in each chunk."""
         full, rest = divmod(self.count, self.chunk)
         return [self.chunk] * full + [rest] * bool(rest)
 
     def again(self, index: int) -> Tensor:
-        """Chunk ``index`` once more, drawn anew from its remembered state."""
+        """Draw chunk ``index`` again from its stored generator state."""
         if self._whole is not None:
             return self._whole[index * self.chunk : (index + 1) * self.chunk]
         generator = torch.Generator(self._generator.device)
@@ -68,8 +68,8 @@ class TangentSource:
 
 
 def _draw(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-    """Tangents drawn outside compiled code, so that compiled and eager estimates see the same ones."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled then, and loading the compiler takes a second
+    """Draw tangents outside compiled code, so that compiled and eager estimates use the same ones."""
+    if "torch._dynamo" not in sys.modules:  # no compiled code exists, and importing the compiler takes a second
         return _draw_eagerly(law, layout, count, generator)
     from splitfg.tangents._uncompiled import call_uncompiled
 
@@ -82,6 +82,9 @@ def _draw_eagerly(law: TangentLaw, layout: Layout, count: int, generator: torch.
     rows = law.draw(layout, count, generator)
     if rows.shape != (count, layout.total):
         raise SplitError(
-            [f"{type(law).__name__} drew tangents of shape {tuple(rows.shape)}, not {(count, layout.total)}"]
+            [
+                f"{type(law).__name__}.draw returned tangents of shape {tuple(rows.shape)}: return shape"
+                f" {(count, layout.total)}"
+            ]
         )
     return rows

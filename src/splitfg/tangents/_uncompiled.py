@@ -1,4 +1,4 @@
-"""A way out of compiled code. Importing it loads torch's compiler, which takes a second."""
+"""Calls outside compiled code. Importing this module imports torch's compiler, which takes a second."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ R = TypeVar("R")
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def call_uncompiled(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The function's value, with neither it nor anything it calls compiled."""
+    """Call a function without compiling it or anything it calls."""
     return function(*args, **kwargs)

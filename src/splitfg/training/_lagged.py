@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitfg.numerics import wide
+
 
 class LaggedRMSOptimizer(torch.optim.Optimizer):
     """θ ← θ - η A_t ĝ_t with A_t fixed before ĝ_t is drawn.
@@ -77,10 +79,9 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
             state["step"] = state["step"].to(p.device)  # a checkpoint gives it back on the CPU
         p.sub_(group["lr"] * self.preconditioner(p, group) * g)
         if not state:
-            # counted on the device, so that a captured step counts too
-            wide = torch.promote_types(p.dtype, torch.float32)
-            # and in a wide dtype, in which a small part of the mean is not rounded away
-            state["mean_square"] = torch.zeros_like(p, dtype=wide)
-            state["step"] = torch.zeros((), dtype=wide, device=p.device)
+            # in a wide dtype, since (1 - beta) times a square would be rounded away in a narrow one
+            state["mean_square"] = torch.zeros_like(p, dtype=wide(p.dtype))
+            # on the device, so that a captured step advances it too
+            state["step"] = torch.zeros((), dtype=wide(p.dtype), device=p.device)
         state["mean_square"].lerp_(g.to(state["mean_square"].dtype).square(), 1 - group["beta"])
         state["step"] += 1
