@@ -204,7 +204,7 @@ def test_a_run_has_one_fit(tmp_path: Path) -> None:
         return run_tiny(config, seed=seed, run=run)
 
     config = TinyConfig(steps=2)
-    with pytest.raises(RunError, match="one fit"):
+    with pytest.raises(RunError, match="call fit or draw once"):
         run_in(make_folder(tmp_path, config), config, runner)
 
 

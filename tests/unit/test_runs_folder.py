@@ -126,7 +126,7 @@ def test_an_unknown_field_in_the_folder_is_an_error(folder: RunFolder) -> None:
 def test_a_finished_run_is_never_edited(folder: RunFolder) -> None:
     folder.finish(make_report())
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
-    with pytest.raises(RunError, match="never edited"):
+    with pytest.raises(RunError, match="files are final"):
         folder.finish(make_report(metrics={"error": 0.0}))
     assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
 

@@ -176,7 +176,7 @@ def test_a_backup_beside_a_results_file_does_not_take_its_place(tmp_path: Path) 
     assert errors(records.runs) == [1.0]
     (problem,) = records.problems
     assert problem.path == str(backup)
-    assert "which belong in tiny.json: not read" in problem.reason
+    assert "which belong in tiny.json: skipped" in problem.reason
     add_results([], place, files=[backup])  # as the message says
     assert errors(read_results(path)) == [2.0]
 
@@ -196,7 +196,7 @@ def test_a_results_file_with_runs_of_another_experiment_is_a_problem(tmp_path: P
     data = json.loads(path.read_bytes())
     data["runs"][0]["experiment"] = "other"
     path.write_text(json.dumps(data))
-    with pytest.raises(RunError, match="results file of 'tiny', but holds runs of other"):
+    with pytest.raises(RunError, match="results file of 'tiny' holds runs of other"):
         read_results(path)
     records = read_records(tmp_path / "none", path.parent)
     assert (records.runs, len(records.problems)) == ((), 1)

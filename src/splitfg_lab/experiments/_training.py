@@ -1,4 +1,4 @@
-"""What several experiments train with: budgets, compiled steps, a chosen precision, the trunk's path."""
+"""Helpers of several experiments: budgets, compiled steps, precision, evaluation phases, trunk displacement."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from splitfg.recipes import MethodRecipe, OptimizerRecipe
 from splitfg.training import Epochs
 from splitfg.types import Learner, Params
 from splitfg_lab.runs import RunContext, fit
+from splitfg_lab.runs.context import Advance
 from splitfg_lab.runs.loop import Batches, Evaluate
 
 _LINES = 500
 
 
 class Training(Protocol):
-    """What configs of training runs have in common."""
+    """The fields that configs of training runs share."""
 
     @property
     def method(self) -> Any:
-        """Where gradients come from: a :class:`~splitfg.recipes.MethodRecipe`, of those that can be trained here."""
+        """The method: a :class:`~splitfg.recipes.MethodRecipe`, or another method that the experiment supports."""
 
     @property
     def optimizer(self) -> OptimizerRecipe:
-        """How gradients become steps."""
+        """The optimizer."""
 
     @property
     def rho(self) -> float:
@@ -47,7 +48,7 @@ class Training(Protocol):
 
     @property
     def clip_apart(self) -> bool:
-        """Whether trunk and head are clipped each by itself."""
+        """Whether to clip trunk and head separately."""
 
     @property
     def steps(self) -> int:
@@ -55,15 +56,15 @@ class Training(Protocol):
 
     @property
     def evaluations(self) -> int:
-        """How often the run is measured."""
+        """Number of evaluations."""
 
     @property
     def checkpoints(self) -> int:
-        """How often it is saved."""
+        """Number of checkpoints."""
 
 
 def gradient_learner(config: Training, split: Split, *, horizon: int) -> GradientLearner:
-    """The eager learner of a config, its learning rate annealed over ``horizon`` steps."""
+    """Build the eager learner of a config, with a learning rate annealed over ``horizon`` steps."""
     assert isinstance(config.method, MethodRecipe)
     return GradientLearner(
         split,
@@ -84,7 +85,7 @@ def fit_budget(
     run: RunContext,
     evaluate: Evaluate,
 ) -> dict[str, float]:
-    """Train for the config's budget, evaluated, saved and logged as often as it says."""
+    """Train for the steps of the config, with its numbers of evaluations and checkpoints."""
     return fit(
         learner,
         batches,
@@ -107,9 +108,9 @@ def fit_store(
     generator: torch.Generator,
     run: RunContext,
 ) -> dict[str, float]:
-    """Store each sample at most once, within the budget, and choose the readout's settings on what is stored.
+    """Store each sample at most once, within the budget, and tune the readout on the stored samples.
 
-    ``take`` gives x and y of the samples whose numbers, on the CPU, ``epochs`` has put in order.
+    ``take`` returns x and y of the samples with the given indices, a CPU tensor.
     """
     steps = min(steps, epochs.steps)
     fit(
@@ -130,13 +131,23 @@ def fit_store(
 
 
 def compiler(step: str, device: torch.device) -> Compile | None:
-    """What compiles a step: nothing without a GPU, where compiling takes longer than it saves."""
+    """Return the compiler for a step; ``None`` on a CPU, where compiling takes longer than it saves."""
     return whole if step == "compiled" and device.type == "cuda" else None
 
 
 @contextmanager
+def evaluation_phase(run: RunContext | None, name: str, total: int) -> Iterator[Advance]:
+    """Show a bar for an evaluation of ``total`` parts and let Ctrl-C interrupt it; without a run, do neither."""
+    if run is None:
+        yield lambda: None
+        return
+    with run.phase(name, total) as advance:
+        yield advance
+
+
+@contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    """float32 matrix products at this precision, for a while."""
+    """Set the precision of float32 matrix products within the context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(name)
     try:
@@ -146,7 +157,7 @@ def matmul_precision(name: str) -> Iterator[None]:
 
 
 class Displacement:
-    """‖θ - θ₀‖ / ‖θ₀‖ of the trunk, θ₀ being where it is now. θ₀ is kept off the device.
+    """‖θ - θ₀‖ / ‖θ₀‖ of the trunk, with θ₀ its parameters at construction, copied to the CPU.
 
     Args:
         split: The network.
@@ -158,7 +169,7 @@ class Displacement:
         self._size = norm(self._start)
 
     def __call__(self) -> float:
-        """How far the trunk has moved."""
+        """Compute the relative displacement."""
         now = self._trunk()
         return (norm({name: now[name] - p for name, p in self._start.items()}) / self._size).item()
 

@@ -1,6 +1,6 @@
 """Runs: configs, run folders, checkpoints, the training loop, progress, jobs and recorded results.
 
-What trains is imported when it is first used: reading and listing runs needs no torch.
+Modules that need torch are imported on first use, so reading and listing runs stays fast.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from splitfg_lab.runs._execute import Runner, execute
     from splitfg_lab.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
     from splitfg_lab.runs.context import RunContext
+    from splitfg_lab.runs.draws import draw
     from splitfg_lab.runs.loop import fit
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Runner",
     "StoppedError",
     "differences",
+    "draw",
     "execute",
     "find_folders",
     "fit",
@@ -52,6 +54,7 @@ _NEEDS_TORCH = {
     "Checkpoint": "checkpoint",
     "RunContext": "context",
     "Runner": "_execute",
+    "draw": "draws",
     "execute": "_execute",
     "fit": "loop",
     "load_checkpoint": "checkpoint",

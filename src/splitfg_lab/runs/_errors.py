@@ -1,4 +1,4 @@
-"""What can go wrong with a run, as errors that say what to do next."""
+"""Errors of runs; every message names the cause and the cure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class RunError(Exception):
-    """Something about a run, its folder or its files is wrong; the message is meant for people."""
+    """A run, its folder or its files cannot be used."""
 
 
 class ConfigError(RunError):
-    """A config that cannot be used.
+    """A config has wrong, missing or unknown fields.
 
     Attributes:
         problems: Everything that is wrong with it, one sentence each.
@@ -23,11 +23,11 @@ class ConfigError(RunError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint that cannot be written or read back."""
+    """A checkpoint cannot be written or read."""
 
 
 class DivergedError(RunError):
-    """The loss, a metric or a parameter is no longer finite: going on would only waste time.
+    """The loss, a metric or a parameter is not finite any more.
 
     Attributes:
         step: The first step known to be affected.
@@ -39,12 +39,16 @@ class DivergedError(RunError):
 
 
 class StoppedError(RunError):
-    """The run was asked to stop, and its checkpoint is written.
+    """A signal asked the run to stop, and the run has written its checkpoint.
 
     Attributes:
-        step: The step it will go on from.
+        step: The step from which it resumes.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
         super().__init__(f"stopped after step {step:,}")
+
+
+class PhaseStoppedError(RunError):
+    """A signal asked the run to stop during a phase such as an evaluation; :func:`fit` saves and stops."""

@@ -1,9 +1,9 @@
-"""One run from beginning, or from its checkpoint, to its report."""
+"""Execute one run, from its beginning or its checkpoint to its report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from splitfg_lab.runs._errors import DivergedError, RunError
 from splitfg_lab.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
 from splitfg_lab.runs.config import to_json
 from splitfg_lab.runs.context import Emit, RunContext, require_finite, utc_now
+from splitfg_lab.runs.digests import config_digest, require_same_run
 from splitfg_lab.runs.environment import (
     Revision,
     cpu_threads,
@@ -25,28 +26,30 @@ from splitfg_lab.runs.record import RunReport, Status
 
 
 class Runner(Protocol):
-    """Runs one preset: builds what its config names, trains or measures, and gives the final metrics."""
+    """A function that runs one preset."""
 
     def __call__(self, config: Any, *, seed: int, run: RunContext) -> Mapping[str, float]:
-        """Run, and return the final metrics."""
+        """Build the model and data that the config names, train or measure, and return the final metrics."""
 
 
 def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit: Emit) -> RunReport:
-    """Run what a prepared folder describes, from its checkpoint if there is one, and write its report.
+    """Run a prepared folder, from its checkpoint if it has one, and write its report.
 
     Args:
         folder: A folder with ``config.json``.
-        runner: What runs it.
-        config: The config in ``config.json``, as the runner's dataclass; the report records it, with all its fields.
-        device: ``auto``, ``cpu``, ``cuda``, ...; a run goes on where it began, with as many CPU threads.
-        emit: Is told what happens.
+        runner: The runner of the experiment.
+        config: The config in ``config.json`` as the runner's dataclass; the report stores it with all its fields.
+        device: ``auto``, ``cpu``, ``cuda``, ...; a run resumes on the kind of device on which it began, with as many
+            CPU threads.
+        emit: Receives the events of the run.
 
     Returns:
-        The report, which is also in the folder; that of a finished run is returned as it is.
+        The report, which is also in the folder. A finished run is not run again.
 
     Raises:
-        StoppedError: Ctrl-C or SIGTERM; the checkpoint is written.
-        RunError: The folder is in use or damaged, the disk is full, the device is not there.
+        StoppedError: A signal asked to stop; the checkpoint is written.
+        RunError: Another process uses the folder, its config or its data changed since the run began, a file is
+            damaged, the disk is full, or the device does not exist.
     """
     with folder.locked():
         report = folder.report() if folder.finished else _make_report(folder, runner, config, device, emit)
@@ -56,12 +59,18 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
 
 
 def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
-    identity, revision = folder.identity(), source_revision()  # of the code that was loaded, which may change meanwhile
+    # read at once: it is the revision of the loaded code, and files may change while the run goes on
+    identity, revision = folder.identity(), source_revision()
     checkpoint = load_checkpoint(folder.path)
+    if checkpoint is not None and "run" in checkpoint.state:
+        require_same_run(folder.config_path, checkpoint.state["run"], asdict(identity))
     chosen = _choose_device(device, checkpoint)
     # sums are rounded differently with another number of threads: a run keeps the one it began with
     threads = checkpoint.state.get("threads") if checkpoint is not None else None
-    with cpu_threads(threads), RunContext(folder, checkpoint, device=chosen, emit=emit) as run:
+    with (
+        cpu_threads(threads),
+        RunContext(folder, checkpoint, device=chosen, emit=emit, identity=identity) as run,
+    ):
         run.emit("started", step=run.books.steps, device=describe_device(chosen))
         outcome = _run(runner, config, identity.seed, run)
         report = _report(replace(identity, config=to_json(config)), revision, run, outcome)
@@ -79,7 +88,7 @@ class _Outcome:
 
 
 def _run(runner: Runner, config: Any, seed: int, run: RunContext) -> _Outcome:
-    # runners draw from their own generators; this is for modules of other people that do not
+    # runners draw from their own generators; modules such as dropout draw from the global one
     torch.manual_seed(seed)
     try:
         metrics = {name: float(value) for name, value in runner(config, seed=seed, run=run).items()}
@@ -90,11 +99,14 @@ def _run(runner: Runner, config: Any, seed: int, run: RunContext) -> _Outcome:
 
 
 def _choose_device(name: str, checkpoint: Checkpoint | None) -> torch.device:
-    """The device asked for, which must be the kind that the checkpoint's random generators belong to."""
+    """Return the device; it must be of the kind to which the checkpoint's random generators belong."""
     began_on = checkpoint.state["device"] if checkpoint is not None else None
     device = resolve_device(began_on if name == "auto" and began_on is not None else name)
     if began_on not in (None, device.type):
-        raise RunError(f"the run began on {began_on} and can only go on there, not on {device.type}")
+        raise RunError(
+            f"the run began on {began_on} and cannot resume on {device.type}: its random numbers would be others."
+            f" Use --device {began_on}, or delete the run folder to start over."
+        )
     return device
 
 
@@ -123,5 +135,7 @@ def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, o
         jvps_per_step=books.per_step(books.jvps),
         trunk_backward=books.per_step(books.trunk_backward),
         config=identity.config,
+        config_digest=config_digest(identity.config),
+        data_digests=dict(run.data),
         side_by_side=books.side_by_side,
     )

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one line per logged step, appended as training goes."""
+"""``metrics.jsonl``: one line per logged step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from splitfg_lab.runs.storage import parse_json, unwritable
 
 
 class MetricsWriter:
-    """Appends lines to a metrics file, of which everything beyond ``keep`` bytes is dropped first.
+    """Append lines to a metrics file, after truncating it to ``keep`` bytes.
 
-    A checkpoint remembers how long the file was; going on from it with ``keep`` makes the file the one that
-    an uninterrupted run would have written.
+    A checkpoint stores the length of the file. Truncating to it makes the file of a resumed run equal to that of an
+    uninterrupted one.
     """
 
     def __init__(self, path: Path, *, keep: int) -> None:
@@ -27,7 +27,10 @@ class MetricsWriter:
         size = self._file.seek(0, os.SEEK_END)
         if size < keep:
             self._file.close()
-            raise RunError(f"{path} has lost lines: {size} bytes, but {keep} when the checkpoint was written")
+            raise RunError(
+                f"{path} has lost lines: {size} bytes, but {keep} when the checkpoint was written. Restore the file,"
+                " or delete the run folder to start over."
+            )
         self._file.truncate(keep)
         self._file.seek(keep)  # truncating does not move the position, which sync() reports
 
@@ -45,7 +48,7 @@ class MetricsWriter:
             raise unwritable(self._path, error) from error
 
     def sync(self) -> int:
-        """Make sure that all lines are on disk; the length of the file."""
+        """Flush all lines to disk and return the length of the file."""
         os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -55,10 +58,10 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> tuple[dict[str, float], ...]:
-    """The lines of a metrics file; none if there is no such file. A torn last line is left out.
+    """Read the lines of a metrics file; none if there is no such file. Skips an incomplete last line.
 
     Raises:
-        RunError: It cannot be read, or a line is not an object of numbers with a ``step``.
+        RunError: The file cannot be read, or a line is not an object of numbers with a ``step``.
     """
     try:
         lines = path.read_bytes().split(b"\n")

@@ -1,7 +1,7 @@
 """Nested state to JSON values and a flat dict of tensors, and back.
 
-JSON has no word for tensors, tuples, infinite floats and dicts with integer keys (optimizers have those). An
-object whose only key starts with ``$`` stands for them: ``{"$tensor": "00003:learner.weight"}``.
+JSON cannot express tensors, tuples, infinite floats and dicts with integer keys (optimizers have those). An object
+whose only key starts with ``$`` represents them: ``{"$tensor": "00003:learner.weight"}``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 
 class StateEncoder:
-    """Turns nested state into JSON values.
+    """Turn nested state into JSON values.
 
     Attributes:
-        tensors: The tensors met on the way, detached, on the CPU, contiguous, sharing no memory.
-        problems: What could not be turned into JSON, and where.
+        tensors: The tensors of the state: detached, on the CPU, contiguous, sharing no memory.
+        problems: Values that have no JSON form, and where they are.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StateEncoder:
         self._storages: set[int] = set()
 
     def encode(self, value: Any, at: str = "") -> Any:
-        """The JSON value for ``value``, which stands at the dotted path ``at``."""
+        """Return the JSON value for ``value``, which is at the dotted path ``at``."""
         if isinstance(value, Tensor):
             return self._encode_tensor(value, at)
         if isinstance(value, Mapping):
@@ -55,7 +55,7 @@ class StateEncoder:
             return None
         tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
-        # safetensors refuses names that share memory, as tied tables and views do
+        # safetensors rejects tensors that share memory, as tied tables and views do
         name = f"{len(self.tensors):05d}:{at}"
         self.tensors[name] = tensor.clone() if storage in self._storages else tensor
         self._storages.add(storage)
@@ -63,11 +63,11 @@ class StateEncoder:
 
 
 def decode_state(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that :class:`StateEncoder` turned into ``value`` and ``tensors``.
+    """Invert :meth:`StateEncoder.encode`.
 
     Raises:
         KeyError: A tensor is missing.
-        TypeError, ValueError: It is not such a value.
+        TypeError, ValueError: ``value`` is not the result of an encoder.
     """
     if isinstance(value, list):
         return [decode_state(v, tensors) for v in value]
@@ -86,10 +86,10 @@ def decode_state(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def non_finite(value: Any) -> set[str]:
-    """The dotted paths of floating-point tensors in nested state that hold a NaN or an infinity."""
+    """Return the dotted paths of floating-point tensors in nested state that hold a NaN or an infinity."""
     found = dict(_tensors(value, ""))
     floating = {at: tensor for at, tensor in found.items() if tensor.is_floating_point() and tensor.numel()}
-    # all verdicts are read at once: reading each would make the CPU wait for the GPU as many times
+    # all results are read at once: reading each would make the CPU wait for the GPU as many times
     by_device: dict[torch.device, list[str]] = defaultdict(list)
     for at, tensor in floating.items():
         by_device[tensor.device].append(at)

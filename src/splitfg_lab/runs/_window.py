@@ -1,4 +1,4 @@
-"""Numbers of the last few steps, left on the device until somebody wants to read them."""
+"""Numbers of the last few steps, kept on the device until they are logged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from splitfg.types import StepStats
 
 Row: TypeAlias = dict[str, float]
-"""What one step reported, as plain numbers."""
+"""The numbers that one step reported."""
 
 
 class Window:
-    """What the steps since the last log line reported.
+    """The numbers reported since the last log line.
 
-    Reading a number from a GPU makes the CPU wait for it, so that is done for many steps at once.
+    Reading a number from a GPU makes the CPU wait for it, so the window reads many steps at once.
     """
 
     def __init__(self, rows: Sequence[Row] = ()) -> None:
@@ -27,12 +27,12 @@ class Window:
         self._fresh: list[dict[str, Tensor | float]] = []
 
     def add(self, stats: StepStats) -> None:
-        """Keep what a step reported."""
+        """Store the numbers of a step."""
         values = {"loss": stats.loss, **stats.metrics}
         self._fresh.append({name: _keep(name, value) for name, value in values.items()})
 
     def fetch(self) -> list[Row]:
-        """Read everything added since the last call; the rows that are new."""
+        """Read the numbers added since the last call and return the new rows."""
         places: dict[tuple[torch.dtype, torch.device], list[tuple[int, str]]] = defaultdict(list)
         for i, values in enumerate(self._fresh):
             for name, value in values.items():
@@ -48,7 +48,7 @@ class Window:
         return new
 
     def take_means(self) -> Row:
-        """The mean of every number over the rows that have it; the window is empty afterwards."""
+        """Return the mean of every number over the rows that have it, and empty the window."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         means = {name: fmean(row[name] for row in self.rows if name in row) for name in names}
         self.rows = []
@@ -61,5 +61,5 @@ def _keep(name: str, value: Tensor | float) -> Tensor | float:
     if value.numel() != 1:
         shape = tuple(value.shape)
         raise ValueError(f"a step reported {name} of shape {shape}; only single numbers can be logged")
-    # copied, because a captured step hands out the same memory every time
+    # copied, because a captured step returns the same memory every time
     return value.detach().clone().reshape(())

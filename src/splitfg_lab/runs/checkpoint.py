@@ -1,9 +1,8 @@
-"""Checkpoints without pickle: tensors in a safetensors file, all the rest in a JSON file beside it.
+"""Checkpoints without pickle: tensors in a safetensors file, everything else in a JSON file next to it.
 
-``checkpoint.json`` holds the nested state, with a reference where a tensor stood, and names the tensor file
-and its SHA-256. Tensor files are named by their content and written first, the JSON file is replaced last,
-and the checkpoint before it is kept as ``checkpoint.previous.json``: whenever the process dies, one that can
-be read back is there.
+``checkpoint.json`` holds the nested state, with references to tensors, and the name and SHA-256 of the tensor file.
+Tensor files are named by their content and written first, the JSON file is replaced last, and the checkpoint before it
+stays as ``checkpoint.previous.json``: whenever the process dies, one of the two is readable.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PREVIOUS: Final = "checkpoint.previous.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was read back; ``note`` says why, if it is not the newest one."""
+    """A state read from disk; ``note`` explains why if it is not the newest one."""
 
     state: dict[str, Any]
     note: str = ""
@@ -41,7 +40,7 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a state of nested dicts, lists, tuples, numbers, strings, bools, ``None`` and tensors.
 
     Raises:
-        CheckpointError: The state holds something else, or the disk is full; the last checkpoint is intact.
+        CheckpointError: The state holds values of other types, or the disk is full; the last checkpoint is intact.
     """
     encoder = StateEncoder()
     encoded = encoder.encode(state)
@@ -59,7 +58,7 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint in a folder that can be read; tensors are on the CPU. ``None`` if there is none.
+    """Read the newest readable checkpoint of a folder, tensors on the CPU; ``None`` if there is none.
 
     Raises:
         CheckpointError: There are checkpoints, but all of them are damaged.
@@ -79,13 +78,13 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def drop_previous(folder: Path) -> None:
-    """Remove the checkpoint before the last one, which a run that is done needs no more."""
+    """Delete the checkpoint before the last one, which a finished run does not need."""
     (folder / PREVIOUS).unlink(missing_ok=True)
     _remove_unnamed_tensors(folder)
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> str:
-    """Write the tensor file under the name of its content; its SHA-256."""
+    """Write the tensor file, named by its content, and return its SHA-256."""
     fresh = folder / "checkpoint.safetensors"
     with replacing(fresh) as temporary:
         save_file(tensors, temporary)
@@ -96,7 +95,7 @@ def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> str:
 
 
 def _keep_current_as_previous(folder: Path) -> None:
-    """Unless it is damaged: then the one before it is the only one that can be read."""
+    """Copy the current checkpoint, unless it is damaged and only the previous one is readable."""
     current = folder / CURRENT
     if current.exists() and _is_intact(folder, CURRENT):
         write_atomic(folder / PREVIOUS, current.read_bytes())
@@ -134,7 +133,7 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _read_side(folder: Path, name: str) -> dict[str, Any]:
-    """The side file, whose own checksum is right."""
+    """Read the JSON file and verify its checksum."""
     side = read_json(folder / name)
     expected = {"schema": int, "tensors": str, "sha256": str, "state_sha256": str, "state": dict}
     if not isinstance(side, dict) or any(not isinstance(side.get(k), t) for k, t in expected.items()):
@@ -147,7 +146,7 @@ def _read_side(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _tensors_of(folder: Path, side: dict[str, Any]) -> Path:
-    """The tensor file, in the same folder whatever path is named."""
+    """Return the tensor file; only the last part of the recorded path counts."""
     return folder / Path(side["tensors"]).name
 
 
@@ -155,7 +154,7 @@ def _read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
     try:
         if _file_digest(path) != digest:
             raise CheckpointError(f"{path} is truncated or damaged")
-        # cloned, because optimizers update what they are given in place, and these would be views of the file
+        # cloned, because optimizers update their state in place, and these would be views of the file
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error

@@ -1,8 +1,8 @@
-"""Configs: frozen dataclasses to JSON and back, checked field by field against their annotations.
+"""Configs: frozen dataclasses to JSON and back, validated field by field against their annotations.
 
-A config may hold ints, floats, bools, strings, ``None``, literals, tuples, string-keyed dicts, other
-dataclasses and unions of these. A nested dataclass carries its class name in JSON,
-``{"type": "AdamW", "lr": 0.001}``, which is what tells the members of a union of dataclasses apart.
+A config may hold ints, floats, bools, strings, ``None``, literals, tuples, string-keyed dicts, other dataclasses and
+unions of these. A nested dataclass carries its class name in JSON, ``{"type": "AdamW", "lr": 0.001}``, which
+distinguishes the members of a union of dataclasses.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TAG: Final = "type"
 """The JSON key that names the class of a nested dataclass."""
 
 _INVALID: Final = object()
-"""What decoding gives where it found a problem."""
+"""Returned by decoders that found a problem."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """A config as JSON values: dataclasses become objects, tuples become arrays."""
+    """Convert a config to JSON values: dataclasses become objects, tuples become arrays."""
     cls: type = type(config)
     return {name: _encode(getattr(config, name)) for name in field_types(cls)}
 
 
 def from_json(cls: type[T], data: Any) -> T:
-    """The config of class ``cls`` in ``data``; fields that are not there take their defaults.
+    """Convert JSON values to a config of class ``cls``; missing fields take their defaults.
 
     Raises:
         ConfigError: Fields are unknown, missing or of the wrong type; the error lists all of them.
@@ -51,7 +51,7 @@ def from_json(cls: type[T], data: Any) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A field in which two configs differ, its values as JSON; ``None`` for a side that does not have it."""
+    """A field in which two configs differ; a value is JSON, or ``None`` on a side without the field."""
 
     field: str
     old: str | None
@@ -63,8 +63,13 @@ class Difference:
 
 
 def differences(old: Any, new: Any) -> tuple[Difference, ...]:
-    """Where two configs differ, field by field, in the order of their fields."""
-    before, after = dict(flatten(to_json(old))), dict(flatten(to_json(new)))
+    """List the fields in which two configs differ, in the order of their fields."""
+    return flat_differences(to_json(old), to_json(new))
+
+
+def flat_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """List the fields in which the JSON of two configs differs."""
+    before, after = dict(flatten(old)), dict(flatten(new))
     names = dict.fromkeys([*before, *after])
     return tuple(
         Difference(name, *(json.dumps(side[name]) if name in side else None for side in (before, after)))
@@ -75,7 +80,7 @@ def differences(old: Any, new: Any) -> tuple[Difference, ...]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted names and values of all fields in a config's JSON."""
+    """Yield the dotted names and values of all fields in a config's JSON."""
     for name, value in data.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")
@@ -85,7 +90,7 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 @functools.cache
 def field_types(cls: type) -> Mapping[str, Any]:
-    """The fields of a dataclass with their annotations, names in them resolved."""
+    """Return the fields of a dataclass with their resolved annotations."""
     hints = typing.get_type_hints(cls)
     if TAG in hints:
         raise TypeError(f"{cls.__name__}.{TAG}: no field can have this name, it holds the class in JSON")
@@ -93,7 +98,7 @@ def field_types(cls: type) -> Mapping[str, Any]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union; anything else is its own only member."""
+    """Return the members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
@@ -114,7 +119,7 @@ def dataclass_members(annotation: Any) -> dict[str, type]:
 
 
 def format_annotation(annotation: Any) -> str:
-    """An annotation as people read it: ``int | None``, ``'relu' | 'gelu'``, ``tuple[int, ...]``."""
+    """Write an annotation for users: ``int | none``, ``'relu' | 'gelu'``, ``tuple[int, ...]``."""
     if annotation is types.NoneType:
         return "none"
     if annotation is Ellipsis:
@@ -130,7 +135,7 @@ def format_annotation(annotation: Any) -> str:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a JSON value is a number that fits a float."""
+    """Return whether a JSON value is a finite number."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -205,7 +210,7 @@ def _decode_dataclass(cls: type, value: Any, at: str, problems: list[str]) -> An
 
 
 def _construct(cls: type, fields: dict[str, Any], at: str, problems: list[str]) -> Any:
-    """Build the dataclass, so that what its ``__post_init__`` refuses is listed with the rest."""
+    """Build the dataclass, and list the errors of its ``__post_init__`` with the others."""
     try:
         return cls(**fields)
     except ValueError as error:

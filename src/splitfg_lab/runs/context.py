@@ -1,10 +1,11 @@
-"""What a runner is given: where to log, how to save and go on, and the books that end up in the report."""
+"""The context of a run: where a runner logs, saves and reports, and what it has counted so far."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -12,32 +13,37 @@ from typing import Any, Final, Self, TypeAlias
 
 import torch
 
-from splitfg_lab.runs._errors import DivergedError, RunError
+from splitfg_lab.runs._errors import DivergedError, PhaseStoppedError, RunError
 from splitfg_lab.runs._metrics import MetricsWriter
 from splitfg_lab.runs.checkpoint import Checkpoint, save_checkpoint
+from splitfg_lab.runs.digests import config_digest, require_same_data
 from splitfg_lab.runs.environment import PeakMemory, side_by_side
-from splitfg_lab.runs.folder import RunFolder
+from splitfg_lab.runs.folder import RunFolder, RunIdentity
+from splitfg_lab.runs.interrupts import StopRequest, stop_requests
 from splitfg_lab.runs.progress import Event
 
 Emit: TypeAlias = Callable[[Event], None]
-"""Takes one event on its way to whoever watches."""
+"""Receives the events of a run."""
+
+Advance: TypeAlias = Callable[[], None]
+"""Reports that one part of a phase is done."""
 
 _PROGRESS_S: Final = 0.1
 """Seconds between two reports of progress."""
 
 
 def utc_now() -> str:
-    """The time, as reports write it."""
+    """Return the time in UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Books:
-    """What is counted over all sessions of a run; saved with every checkpoint.
+    """Counts over all sessions of a run; every checkpoint stores them.
 
-    ``warm_*`` are the first steps of each session, which compile and allocate; ``jvps`` and
-    ``trunk_backward`` stay ``None`` until somebody counts them. ``side_by_side`` is the largest number of runs that
-    shared the machine in any session, ``None`` if a session did not know it.
+    ``warm_*`` are the first steps of each session, which compile and allocate. ``jvps`` and ``trunk_backward`` are
+    ``None`` until :meth:`RunContext.count` receives them. ``side_by_side`` is the largest number of runs that shared
+    the machine in any session, ``None`` if a session did not know it.
     """
 
     started: str = field(default_factory=utc_now)
@@ -55,36 +61,54 @@ class Books:
 
     @property
     def step_ms(self) -> float | None:
-        """Milliseconds per step, without the warm-up where there is anything else."""
+        """Milliseconds per step, without the warm-up if any later step was timed."""
         if self.timed_steps:
             return 1e3 * self.timed_s / self.timed_steps
         return 1e3 * self.warm_s / self.warm_steps if self.warm_steps else None
 
     def per_step(self, total: float | None) -> float | None:
-        """A count divided by the steps; ``None`` if it was not counted."""
+        """Divide a count by the number of steps; ``None`` if it was not counted."""
         return None if total is None or not self.steps else total / self.steps
 
 
 class RunContext:
     """One session of one run, in its folder.
 
-    A runner is a function ``runner(config, *, seed, run) -> metrics`` that is given one of these. Most hand
-    it to :func:`splitfg_lab.runs.fit`, which logs, saves and goes on from checkpoints; one that measures rather
-    than trains calls :meth:`log`, :meth:`count` and :meth:`progress` itself.
+    A runner is a function ``runner(config, *, seed, run) -> metrics``. Most runners pass ``run`` to
+    :func:`splitfg_lab.runs.fit`, which logs, saves and resumes; a runner that measures passes it to
+    :func:`splitfg_lab.runs.draw`, or calls :meth:`log`, :meth:`count` and :meth:`progress` itself.
+
+    Args:
+        folder: The run folder.
+        checkpoint: The checkpoint from which to resume; ``None`` to begin.
+        device: The device to compute on.
+        emit: Receives the events.
+        identity: The contents of ``config.json``, which checkpoints store.
 
     Attributes:
-        device: Where to compute.
-        books: What is counted over all sessions.
-        restored: The state given to :meth:`save` in an earlier session; ``None`` at the beginning.
-        memory: The most memory held at once.
+        device: The device to compute on.
+        books: Counts over all sessions.
+        restored: The state that an earlier session passed to :meth:`save`; ``None`` at the beginning.
+        memory: Peak memory so far.
+        data: Digests of the data that the run reads, by name.
     """
 
-    def __init__(self, folder: RunFolder, checkpoint: Checkpoint | None, *, device: torch.device, emit: Emit) -> None:
-        folder.refuse_finished()
+    def __init__(
+        self,
+        folder: RunFolder,
+        checkpoint: Checkpoint | None,
+        *,
+        device: torch.device,
+        emit: Emit,
+        identity: RunIdentity | None = None,
+    ) -> None:
+        folder.require_unfinished()
         self.device = device
         self.memory = PeakMemory(device)
+        self.data: dict[str, str] = {}
         self._folder = folder
         self._emit = emit
+        self._identity = identity
         saved = checkpoint.state if checkpoint is not None else {}
         self.books = Books(**saved.get("books", {}))
         if checkpoint is None:
@@ -93,16 +117,27 @@ class RunContext:
             now = side_by_side()
             self.books.side_by_side = None if now is None else max(now, self.books.side_by_side)
         self.restored: Mapping[str, Any] | None = saved.get("state")
+        self._data_began: Mapping[str, str] = saved.get("data", {})
         self._metrics = MetricsWriter(folder.metrics_path, keep=saved.get("metrics_bytes", 0))
         self._began = time.perf_counter() - self.books.wall_s
-        self._progress_due = 0.0
+        self._progress_due = self._phase_due = 0.0
         self._warm = False
         self._claimed = False
+        self._stop: StopRequest | None = None
         if checkpoint is not None and checkpoint.note:
-            self.note(f"fell back to the previous checkpoint: {checkpoint.note}")
+            self.note(f"uses the previous checkpoint: {checkpoint.note}")
+
+    def use_data(self, digests: Mapping[str, str]) -> None:
+        """Record the digests of the data that the run reads, by name; checkpoints and the report store them.
+
+        Raises:
+            RunError: The run began with other data; the error shows both digests.
+        """
+        self.data.update(digests)
+        require_same_data(self._data_began, self.data)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of one step to ``metrics.jsonl``.
+        """Append the numbers of one step to ``metrics.jsonl``.
 
         Raises:
             DivergedError: One of them is not finite.
@@ -113,11 +148,53 @@ class RunContext:
         self.emit("metrics", **line)
 
     def progress(self, step: int, steps: int, *, loss: float | None = None) -> None:
-        """Say how far the run is; cheap enough to call at every step."""
+        """Report how many steps are done; cheap enough to call at every step."""
         now = time.perf_counter()
         if now >= self._progress_due or step == steps:
             self._progress_due = now + _PROGRESS_S
             self.emit("progress", step=step, steps=steps, loss=loss, metrics=self.books.metrics)
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Iterator[Advance]:
+        """Show a progress bar for a part of a run that is not training, and let Ctrl-C interrupt it.
+
+        Yields a function to call after each of the ``total`` parts. Within :func:`fit` it raises
+        :class:`PhaseStoppedError` if a signal asks the run to stop; ``fit`` then saves, and repeats the evaluation on
+        resuming.
+
+        Example::
+
+            with run.phase("validation", len(batches)) as advance:
+                for x, y in batches:
+                    ...
+                    advance()
+        """
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            now = time.perf_counter()
+            if now >= self._phase_due:
+                self._phase_due = now + _PROGRESS_S
+                self.emit("phase", name=name, done=done, total=total)
+            if self._stop is not None and self._stop.made:
+                raise PhaseStoppedError(f"stopped during {name}")
+
+        self.emit("phase", name=name, done=0, total=total)
+        try:
+            yield advance
+        finally:
+            self.emit("phase", name=name, done=total, total=total)
+
+    @contextmanager
+    def deferring_stops(self) -> Iterator[StopRequest]:
+        """Collect stop signals in a request, which the caller and :meth:`phase` answer."""
+        with stop_requests() as self._stop:
+            try:
+                yield self._stop
+            finally:
+                self._stop = None
 
     def count(
         self,
@@ -127,7 +204,7 @@ class RunContext:
         jvps: float | None = None,
         trunk_backward: float | None = None,
     ) -> None:
-        """Add to the books: steps and the seconds they took, JVPs and reverse passes through the trunk."""
+        """Add steps and the seconds they took, JVPs and reverse passes through the trunk to the counts."""
         books = self.books
         books.steps += steps
         if self._warm:
@@ -143,10 +220,12 @@ class RunContext:
             books.trunk_backward = (books.trunk_backward or 0.0) + trunk_backward
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint that a later session finds in ``restored``, books and logged lines included.
+        """Write a checkpoint with ``state``, the counts, and digests of config and data.
+
+        The next session finds ``state`` in ``restored``.
 
         Raises:
-            CheckpointError: It cannot be written; the last one is intact.
+            CheckpointError: The checkpoint cannot be written; the last one is intact.
         """
         self.close_books()
         saved = {
@@ -154,39 +233,43 @@ class RunContext:
             "threads": torch.get_num_threads(),
             "metrics_bytes": self._metrics.sync(),
             "books": asdict(self.books),
+            "data": dict(self.data),
             "state": state,
         }
+        if self._identity is not None:
+            saved["run"] = asdict(self._identity)
+            saved["config_digest"] = config_digest(self._identity.config)
         save_checkpoint(self._folder.path, saved)
 
     def claim_checkpoints(self) -> None:
-        """Say that the caller alone saves and restores in this run.
+        """Reserve the run's one checkpoint for the caller.
 
         Raises:
-            RunError: Somebody has said so before; on resuming, neither could tell whose state it finds.
+            RunError: It is reserved already: on resuming, two callers could not tell their states apart.
         """
         if self._claimed:
-            raise RunError("a run keeps one checkpoint, so it can be used for one fit; make two runs of it")
+            raise RunError("a run has one checkpoint, so it can call fit or draw once: make two runs of it")
         self._claimed = True
 
     def close_books(self) -> None:
-        """Bring wall time and peak memory up to date."""
+        """Update wall time and peak memory."""
         self.books.wall_s = self.wall_s()
         self.books.peak_memory_mib = max(self.books.peak_memory_mib, self.memory.mib())
 
     def note(self, text: str) -> None:
-        """Tell whoever watches something worth knowing."""
+        """Show a sentence to the user."""
         self.emit("note", text=text)
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Send an event of this run to whoever watches."""
+        """Send an event of this run."""
         self._emit({"event": event, "run": self._folder.name, **fields})
 
     def wall_s(self) -> float:
-        """Seconds spent on the run, earlier sessions included."""
+        """Return the seconds spent on the run, earlier sessions included."""
         return time.perf_counter() - self._began
 
     def __enter__(self) -> Self:
-        """Use as a context manager to close the metrics file."""
+        """Return this context."""
         return self
 
     def __exit__(
@@ -197,7 +280,7 @@ class RunContext:
 
 
 def require_finite(step: int, values: Mapping[str, float]) -> None:
-    """Raise a :class:`DivergedError` that names every value which is not finite."""
+    """Raise a :class:`DivergedError` that names every value that is not finite."""
     bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise DivergedError(step, ", ".join(bad))

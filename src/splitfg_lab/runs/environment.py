@@ -1,7 +1,7 @@
-"""What a number was measured with: versions, revision, device, memory. Imports torch only when asked.
+"""The environment of a measurement: versions, revision, device, memory. Imports torch only where needed.
 
-The revision is git's where the package runs from a checkout. Elsewhere, as in a copy on a machine without git, the
-environment variable ``SPLITFG_REVISION`` can supply it: the commit, with ``-dirty`` behind it if files differ from it.
+Git supplies the revision if the package runs from a checkout. Elsewhere, as in a copy on a machine without git, set the
+environment variable ``SPLITFG_REVISION`` to the commit, followed by ``-dirty`` if files differ from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "s
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package a result can depend on, where installed."""
+    """Return the versions of Python and of the installed packages that a result can depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -49,10 +49,10 @@ class Revision:
 
 
 def source_revision() -> Revision | None:
-    """The revision this package runs from, from git or else from ``SPLITFG_REVISION``; ``None`` if neither knows.
+    """Return the revision of this package, from git or else from ``SPLITFG_REVISION``; ``None`` if neither has it.
 
     Raises:
-        RunError: ``SPLITFG_REVISION`` is needed and is no revision.
+        RunError: Git has no revision and ``SPLITFG_REVISION`` is not a commit.
     """
     return _git_revision() or _stated_revision(os.environ.get(VARIABLE, ""))
 
@@ -72,8 +72,8 @@ def _stated_revision(text: str) -> Revision | None:
     found = _COMMIT.fullmatch(text)
     if found is None:
         raise RunError(
-            f"{VARIABLE} is {text!r}, which is no revision: set it to what `git rev-parse HEAD` prints, with -dirty"
-            " behind it if files differ from that, or unset it"
+            f"{VARIABLE} is {text!r}, which is not a commit: set it to the output of `git rev-parse HEAD`, followed by"
+            " -dirty if files differ from it, or unset it"
         )
     return Revision(found["commit"], dirty=found["dirty"] is not None)
 
@@ -95,10 +95,10 @@ def side_by_side() -> int | None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; ``auto`` is the GPU where there is one.
+    """Return the device of that name; ``auto`` is the GPU if there is one.
 
     Raises:
-        RunError: torch knows no such device, or it is not there.
+        RunError: torch does not know the device, or the machine does not have it.
     """
     import torch
 
@@ -109,14 +109,15 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise RunError(f"{name!r} is not a device; use auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(f"device {name!r} was asked for, but torch sees no GPU here; use --device cpu")
+        raise RunError(f"--device {name}: torch sees no GPU here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RunError(f"device {name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs, from 0 on")
+        count = torch.cuda.device_count()
+        raise RunError(f"--device {name}: torch sees {count} GPU{'s' * (count != 1)} here, cuda:0 to cuda:{count - 1}")
     return device
 
 
 def describe_device(device: torch.device) -> str:
-    """``cuda: NVIDIA H200`` or ``cpu: AMD EPYC 9654``."""
+    """Return kind and name of a device, as ``cuda: NVIDIA H200`` or ``cpu: AMD EPYC 9654``."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
@@ -125,7 +126,7 @@ def describe_device(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """Let torch use this many CPU threads for a while; ``None`` leaves it as it is."""
+    """Let torch use this many CPU threads within the context; ``None`` changes nothing."""
     import torch
 
     before = torch.get_num_threads()
@@ -138,10 +139,10 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 class PeakMemory:
-    """The most memory a run has held at once, on the device it runs on.
+    """Peak memory of a run.
 
-    On a GPU this is what torch allocated since the run began. On a CPU it is the resident set of the whole
-    process, Python and torch included: fit for comparing runs, not for counting tensors.
+    On a GPU this is the memory that torch allocated since the run began. On a CPU it is the resident set of the whole
+    process, Python and torch included: compare runs with it, do not count tensors with it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -154,7 +155,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def mib(self) -> float:
-        """The peak so far, in MiB."""
+        """Return the peak so far, in MiB."""
         if self._device.type == "cuda":
             import torch
 

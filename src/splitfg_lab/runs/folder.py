@@ -1,14 +1,14 @@
-"""Run folders: one per experiment, preset and seed, with all a run needs to go on and to be believed.
+"""Run folders: one per experiment, preset and seed, with everything needed to resume and to verify a run.
 
 ::
 
     runs/<experiment>/<preset>/seed<k>/
-        config.json              what is run
+        config.json              experiment, preset, seed and config
         metrics.jsonl            one line per logged step
-        checkpoint.json, ...     where to go on from
-        log.txt                  what the run printed, tracebacks included
+        checkpoint.json, ...     the state from which the run resumes
+        log.txt                  output of the run, tracebacks included
         report.json              the result
-        DONE                     the result is final: nothing here changes any more
+        DONE                     marks the result as final: nothing in the folder changes any more
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """``config.json``: which experiment, preset and seed, and the config as JSON."""
+    """The contents of ``config.json``: experiment, preset, seed, and the config as JSON."""
 
     schema: Literal[1] = field(default=1, kw_only=True)
     experiment: str
@@ -43,7 +43,7 @@ class RunIdentity:
 
 
 def variant_name(preset: str, changes: tuple[Difference, ...]) -> str:
-    """The folder of a preset with overrides: ``c500+K=8,steps=10``; the preset's own name without any."""
+    """Return the folder name of a preset with overrides, ``c500+K=8,steps=10``; without any, the preset's name."""
     if not changes:
         return preset
     text = ",".join(f"{c.field}={c.new}" for c in changes)
@@ -55,13 +55,13 @@ def variant_name(preset: str, changes: tuple[Difference, ...]) -> str:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, which need not exist yet."""
+    """The folder of a run, which need not exist yet."""
 
     path: Path
 
     @classmethod
     def of(cls, root: Path, experiment: str, variant: str, seed: int) -> RunFolder:
-        """The folder of a run under ``root``."""
+        """Return the folder of a run under ``root``."""
         return cls(root / experiment / variant / f"seed{seed}")
 
     @property
@@ -70,82 +70,91 @@ class RunFolder:
         return "/".join(self.path.absolute().parts[-3:])
 
     @property
+    def config_path(self) -> Path:
+        """The file with the config."""
+        return self.path / "config.json"
+
+    @property
     def metrics_path(self) -> Path:
-        """Where logged steps go."""
+        """The file with the logged steps."""
         return self.path / "metrics.jsonl"
 
     @property
     def log_path(self) -> Path:
-        """Where a run's own output goes."""
+        """The file with the output of the run."""
         return self.path / "log.txt"
 
     @property
     def finished(self) -> bool:
-        """Whether the result is final."""
+        """Whether the run is finished and its result final."""
         return (self.path / "DONE").exists()
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether the run can resume from a checkpoint."""
         return any(self.path.glob("checkpoint*.json"))
 
     def status(self) -> Literal["absent", "unfinished"] | Status:
-        """How far the run is.
+        """Return whether the run is absent, unfinished, done or diverged.
 
         Raises:
-            RunError: It is finished, but its report cannot be read.
+            RunError: The run is finished, but its report cannot be read.
         """
         if self.finished:
             return self.report().status
-        return "unfinished" if (self.path / "config.json").exists() else "absent"
+        return "unfinished" if self.config_path.exists() else "absent"
 
     def identity(self) -> RunIdentity:
-        """What is run here.
+        """Read ``config.json``.
 
         Raises:
-            RunError: ``config.json`` is missing, damaged or foreign.
+            RunError: It is missing, damaged or of another format.
         """
-        path = self.path / "config.json"
-        data = read_json(path)
+        data = read_json(self.config_path)
         try:
             return from_json(RunIdentity, data)
         except ConfigError as error:
-            raise ConfigError(error.problems, what=str(path)) from None
+            raise ConfigError(error.problems, what=str(self.config_path)) from None
 
     def report(self) -> RunReport:
-        """The result.
+        """Read ``report.json``.
 
         Raises:
-            RunError: ``report.json`` is missing, damaged or foreign.
+            RunError: It is missing, damaged, edited or of another format.
         """
         return read_report(self.path / "report.json")
 
     def require_result(self) -> None:
-        """Raise a :class:`RunError` that says what to do if the run is finished and its result cannot be read."""
+        """Raise a :class:`RunError` with the cure if the run is finished and its result cannot be read."""
         try:
             self.report()
         except RunError as error:
             raise RunError(
                 f"{error}\n{self.path} is marked as finished, but its result is lost. Delete {self.path / 'DONE'} and"
-                f" run `splitfg resume {self.path}` to make the result again from the last checkpoint, or delete the"
-                " folder to run it anew."
+                f" run `splitfg resume {self.path}` to compute the result again from the last checkpoint, or delete"
+                " the folder to start over."
             ) from error
 
     def prepare(
         self, experiment: str, preset: str, seed: int, config: Any, *, completed: Callable[[Json], Json] = dict
     ) -> None:
-        """Write ``config.json``, or make sure that the one which is there says the same.
+        """Write ``config.json``, or compare the existing one with the arguments.
 
-        ``completed`` adds to a config that was written earlier what its missing fields amounted to then; those it does
-        not know of have their defaults.
+        Args:
+            experiment: Name of the experiment.
+            preset: Name of the preset.
+            seed: Seed.
+            config: The config.
+            completed: Adds the fields that an earlier version did not have to the config it wrote, with the values
+                they implicitly had then; fields it leaves out take their defaults.
 
         Raises:
-            RunError: A run with another config lives here; the error shows the difference.
+            RunError: The folder holds a run with another config; the error shows the difference.
         """
-        if not (self.path / "config.json").exists():
+        if not self.config_path.exists():
             make_folder(self.path)
             identity = RunIdentity(experiment, preset, seed, to_json(config))
-            write_json(self.path / "config.json", to_json(identity))
+            write_json(self.config_path, to_json(identity))
             return
         there = self.require_run(experiment, preset, seed)
         changes = differences(from_json(type(config), completed(there.config)), config)
@@ -153,14 +162,17 @@ class RunFolder:
             raise self.another_config("there -> now", map(str, changes))
 
     def require_run(self, experiment: str, preset: str, seed: int) -> RunIdentity:
-        """What is run here, or a :class:`RunError` if that is another preset or seed."""
+        """Read ``config.json``; raise a :class:`RunError` if it names another preset or seed."""
         there = self.identity()
         if (there.experiment, there.preset, there.seed) != (experiment, preset, seed):
-            raise RunError(f"{self.path} holds {there.experiment}/{there.preset}/seed{there.seed}")
+            raise RunError(
+                f"{self.path} holds {there.experiment}/{there.preset}/seed{there.seed}, not"
+                f" {experiment}/{preset}/seed{seed}: move it to its own folder, or use --runs OTHER_FOLDER"
+            )
         return there
 
     def another_config(self, how: str, changes: Iterable[str]) -> RunError:
-        """The error for a folder whose run is not the one asked for, with the differences and how to read them."""
+        """Return the error for a folder whose run has another config; ``how`` explains the two sides of ``changes``."""
         lines = "\n".join(f"  {change}" for change in changes)
         return RunError(
             f"{self.path} holds a run with another config ({how}):\n{lines}\n"
@@ -168,26 +180,26 @@ class RunFolder:
         )
 
     def finish(self, report: RunReport) -> None:
-        """Write the result and close the folder for good.
+        """Write the result and mark the run as finished.
 
         Raises:
-            RunError: It is closed already, or the disk is full.
+            RunError: The run is finished already, or the disk is full.
         """
-        self.refuse_finished()
+        self.require_unfinished()
         write_report(self.path / "report.json", report)
         write_atomic(self.path / "DONE", f"{report.finished}\n".encode())
 
-    def refuse_finished(self) -> None:
+    def require_unfinished(self) -> None:
         """Raise a :class:`RunError` if the run is finished."""
         if self.finished:
-            raise RunError(f"{self.path} is finished and never edited again; delete it to run it anew")
+            raise RunError(f"{self.path} is finished and its files are final; delete the folder to run it again")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process out of the folder; the lock goes with the process, however it ends.
+        """Hold the folder's lock; the system releases it if the process dies.
 
         Raises:
-            RunError: Another process is in there.
+            RunError: Another process holds it.
         """
         with locked(self.path, wait=False) as got:
             if not got:
@@ -196,17 +208,17 @@ class RunFolder:
             yield
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, and the folders above it that are empty then.
+        """Delete the folder of a run that has not begun, and its parents if they are empty then.
 
         Raises:
-            RunError: Another process is in there, or the run did begin.
+            RunError: Another process holds the lock, or the run has begun.
         """
         with self.locked():
-            self.refuse_finished()
+            self.require_unfinished()
             if self.has_checkpoint:
-                raise RunError(f"{self.path} holds a checkpoint: delete it yourself if you do not want it")
+                raise RunError(f"{self.path} holds a checkpoint: delete it yourself if you do not need it")
             shutil.rmtree(self.path)
-        with contextlib.suppress(OSError):  # other runs are in there
+        with contextlib.suppress(OSError):  # they hold other runs
             for parent in (self.path.parent, self.path.parent.parent):
                 parent.rmdir()
 
@@ -216,5 +228,5 @@ class RunFolder:
 
 
 def find_folders(root: Path) -> list[RunFolder]:
-    """All run folders under ``root``, in a stable order."""
+    """Return all run folders under ``root``, sorted by path."""
     return [RunFolder(path.parent) for path in sorted(root.glob("*/*/seed*/config.json"))]

@@ -1,4 +1,4 @@
-"""The training loop: a learner, batches by step index, and a run folder to log, save and go on in."""
+"""The training loop: it steps a learner, logs, evaluates, saves and resumes in a run folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 from splitfg.errors import NonFiniteError
 from splitfg.types import Inputs, Learner, Target
-from splitfg_lab.runs._errors import DivergedError, StoppedError
-from splitfg_lab.runs._interrupts import stop_requests
+from splitfg_lab.runs._errors import DivergedError, PhaseStoppedError, StoppedError
 from splitfg_lab.runs._state import non_finite
 from splitfg_lab.runs._window import Window
 from splitfg_lab.runs.context import RunContext, require_finite
+from splitfg_lab.runs.forecast import Forecast
 
 Batches: TypeAlias = Callable[[int], tuple[Inputs, Target]]
-"""step ↦ (x, y): the batch is a function of the step alone, so that going on needs no replay."""
+"""step ↦ (x, y): the batch is a function of the step alone, so that resuming needs no replay."""
 
 Evaluate: TypeAlias = Callable[[Learner], Mapping[str, float]]
 
@@ -38,28 +38,29 @@ def fit(
     checkpoint_every: int | None = None,
     log_every: int = 50,
 ) -> dict[str, float]:
-    """Train for ``steps`` steps, going on from the run's checkpoint if it has one.
+    """Train for ``steps`` steps, from the run's checkpoint if it has one.
 
-    On a CPU an interrupted and resumed run ends with the same parameters, metrics and log lines as one that
-    was not interrupted: a checkpoint holds the learner, the random generators and the numbers not yet logged.
+    On a CPU an interrupted and resumed run ends with the same parameters, metrics and log lines as an uninterrupted
+    one: a checkpoint holds the learner, the random generators and the numbers not yet logged.
 
     Args:
-        learner: What learns. A step may report ``jvps`` and ``trunk_backward``; they are counted.
+        learner: The learner. A step may report ``jvps`` and ``trunk_backward``, which are summed for the report.
         batches: The batch of each step, counted from 0.
-        steps: How many steps to take in all.
-        generator: Drawn from by the learner's steps.
+        steps: Steps in all.
+        generator: The generator that the learner's steps draw from.
         run: The run to log and save to.
-        evaluate: Metrics of the learner; changes nothing in it. Also called after the last step.
-        evaluate_every: Steps between evaluations; only the last one if ``None``.
-        checkpoint_every: Steps between checkpoints; twenty times in a run if ``None``.
-        log_every: Steps between log lines, each the mean over these steps; only then is the GPU waited for.
+        evaluate: Returns metrics and leaves the learner unchanged. Also called after the last step. Wrap a long
+            evaluation in :meth:`RunContext.phase`: it then shows a bar, and Ctrl-C interrupts it.
+        evaluate_every: Steps between evaluations; ``None`` evaluates after the last step only.
+        checkpoint_every: Steps between checkpoints; ``None`` saves twenty times in a run.
+        log_every: Steps between log lines, each the mean over these steps; the GPU is synchronised only then.
 
     Returns:
         The metrics of the last evaluation.
 
     Raises:
-        DivergedError: A loss, a metric or a parameter is not finite; the checkpoint is one from before.
-        StoppedError: Ctrl-C or SIGTERM; the checkpoint is written.
+        DivergedError: A loss, a metric or a parameter is not finite; the last checkpoint is from before.
+        StoppedError: A signal asked to stop; the checkpoint is written.
     """
     rhythm = _Rhythm(
         steps,
@@ -69,10 +70,12 @@ def fit(
     )
     run.claim_checkpoints()
     loop = _Loop(learner, batches, generator, evaluate, rhythm, run)
-    with stop_requests() as stop:
+    with run.deferring_stops() as stop:
+        if loop.unsettled:
+            loop.settle(stopping=False)
         while loop.step < steps:
             loop.take_step()
-            # asked once: a request that comes while things settle is answered after the next step
+            # read once: a request that arrives while the step settles is answered after the next step
             stopping = stop.made
             loop.settle(stopping=stopping)
             if stopping and loop.step < steps:
@@ -82,7 +85,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Rhythm:
-    """How often things are done, in steps; everything is done after the last one."""
+    """Intervals in steps; logging, evaluation and saving are all due after the last step."""
 
     steps: int
     log: int
@@ -92,10 +95,13 @@ class _Rhythm:
     def __post_init__(self) -> None:
         wrong = [f"{name} is {value}" for name, value in vars(self).items() if value < 1]
         if wrong:
-            raise ValueError(f"steps, and steps between things, must be positive: {', '.join(wrong)}")
+            raise ValueError(f"steps and intervals must be positive: {', '.join(wrong)}")
 
     def due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self.steps
+
+    def evaluations_after(self, step: int) -> int:
+        return sum(self.due(later, self.evaluate) for later in range(step + 1, self.steps + 1))
 
 
 class _Loop:
@@ -115,7 +121,10 @@ class _Loop:
         self._evaluate, self._rhythm, self._run = evaluate, rhythm, run
         self._window = Window()
         self._loss: float | None = None
-        # an attention mask may be infinite from the start; what becomes so later has diverged
+        self.unsettled = False
+        remaining = rhythm.evaluations_after if evaluate is not None else (lambda _: 0)
+        self._forecast = Forecast(rhythm.steps, remaining, run.note)
+        # an attention mask may be infinite from the start; a tensor that becomes so later has diverged
         self._non_finite = non_finite(learner.state_dict())
         if run.restored is not None:
             self._restore(run.restored)
@@ -130,26 +139,33 @@ class _Loop:
         self._window.add(stats)
         self.step += 1
         self._run.progress(self.step, self._rhythm.steps, loss=self._loss)
+        if self._run.device.type == "cpu":  # elsewhere the step may still be queued
+            self._forecast.step(self.step)
 
     def settle(self, *, stopping: bool) -> None:
-        """Log, evaluate and save, whatever is due after this step."""
+        """Log, evaluate and save, if these are due after this step."""
         rhythm = self._rhythm
         log, evaluate = rhythm.due(self.step, rhythm.log), rhythm.due(self.step, rhythm.evaluate)
         save = stopping or rhythm.due(self.step, rhythm.save)
         if not (log or evaluate or save):
             return
         self._read_window()
-        values = self._take_means() if log else {}
-        if evaluate and self._evaluate is not None:
-            values |= self._measure(self._evaluate)
+        self._forecast.step(self.step)
+        metrics = self._measure(self._evaluate) if evaluate and self._evaluate is not None else {}
+        values = {**(self._take_means() if log else {}), **metrics}
+        self.unsettled = False
         if values:
             self._run.log(self.step, values)
         if save:
             self._save()
         self._lap_began = time.perf_counter()
+        if metrics or save:
+            self._forecast.restart()
 
     def _read_window(self) -> None:
         rows = self._window.fetch()
+        if not rows:  # an earlier session counted them
+            return
         seconds = time.perf_counter() - self._lap_began
         counts = {name: [row.pop(name) for row in rows if name in row] for name in _COUNTS}
         totals = {name: sum(values) for name, values in counts.items() if values}
@@ -163,9 +179,21 @@ class _Loop:
         return means
 
     def _measure(self, evaluate: Evaluate) -> dict[str, float]:
-        metrics = {name: float(value) for name, value in evaluate(self._learner).items()}
+        """Evaluate; if a signal interrupts that, save the step as it is before its evaluation.
+
+        Raises:
+            StoppedError: The evaluation was interrupted; the next session repeats it.
+        """
+        began = time.perf_counter()
+        try:
+            metrics = {name: float(value) for name, value in evaluate(self._learner).items()}
+        except PhaseStoppedError as error:
+            self.unsettled = True
+            self._save()
+            raise StoppedError(self.step) from error
         require_finite(self.step, metrics)
         self._run.books.metrics = metrics
+        self._forecast.evaluated(self.step, time.perf_counter() - began)
         return metrics
 
     def _save(self) -> None:
@@ -181,6 +209,7 @@ class _Loop:
                 "rng": _global_rng(self._run.device),
                 "window": self._window.rows,
                 "loss": self._loss,
+                "unsettled": self.unsettled,
             }
         )
 
@@ -191,10 +220,11 @@ class _Loop:
         _set_global_rng(self._run.device, state["rng"])
         self._window = Window(state["window"])
         self._loss = state["loss"]
+        self.unsettled = state.get("unsettled", False)
 
 
 def _global_rng(device: torch.device) -> dict[str, torch.Tensor]:
-    """The generators that a user's own modules draw from (dropout does)."""
+    """Return the state of torch's global generators, from which modules such as dropout draw."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

@@ -1,4 +1,4 @@
-"""Names people type and read: which can be folders, suggestions for misspelt ones, an order that knows numbers."""
+"""Names: validity as folders, suggestions for misspelt ones, natural order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def unknown(name: str, allowed: Iterable[str], *, kind: str) -> str:
-    """The sentence for a name that is not among those allowed, with the nearest one suggested."""
+    """Return the error message for an unknown name, with the nearest allowed one as a suggestion."""
     allowed = list(allowed)
     near = difflib.get_close_matches(name, allowed, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -16,11 +16,11 @@ def unknown(name: str, allowed: Iterable[str], *, kind: str) -> str:
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key under which ``seed10`` comes after ``seed9``."""
+    """Return a sort key under which ``seed10`` comes after ``seed9``."""
     parts = re.split(r"([0-9]+)", text)
     return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can be that of a folder or file, and leads nowhere else: no slashes, no leading dot."""
+    """Return whether a name can be a folder or file: no slashes, no leading dot."""
     return re.fullmatch(r"\w[\w.=-]*", name) is not None

@@ -1,4 +1,4 @@
-"""Overrides from the command line, ``optimizer.rho=0.1``, read by the annotation of the field they set."""
+"""Overrides from the command line, ``optimizer.rho=0.1``, parsed by the annotation of their field."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 def override(config: T, settings: Sequence[str]) -> T:
-    """A copy of ``config`` with fields set by ``FIELD=VALUE`` texts, later ones last.
+    """Return a copy of ``config`` with fields set by ``FIELD=VALUE`` texts, applied in order.
 
-    Values are written as people write them: ``K=8``, ``clip=none``, ``widths=64,32``; for a field that holds
-    a dataclass, the class name (``optimizer=Sgd``, with its defaults) or a JSON object.
+    Write values without quotes: ``K=8``, ``clip=none``, ``widths=64,32``. For a field that holds a dataclass, write the
+    class name (``optimizer=Sgd``, with its defaults) or a JSON object.
 
     Raises:
-        ConfigError: Settings that cannot be read, name no field, or do not fit it; it lists all of them.
+        ConfigError: Settings cannot be parsed, name no field, or have the wrong type; the error lists all of them.
     """
     data = to_json(config)
     problems: list[str] = []
@@ -83,10 +83,10 @@ def _set(annotation: Any, data: dict[str, Any], name: str, path: str, text: str,
 
 
 def _parse(annotation: Any, text: str) -> Any:
-    """Text as the JSON value an annotation asks for.
+    """Parse text as the JSON value of an annotation.
 
     Raises:
-        ValueError: It cannot be read as one.
+        ValueError: The text is not such a value.
     """
     options = members(annotation)
     if len(options) > 1:
@@ -103,7 +103,7 @@ def _parse(annotation: Any, text: str) -> Any:
 
 
 def _parse_union(options: tuple[Any, ...], text: str) -> Any:
-    # any text can be a string or, misspelt, the name of a class: these come last
+    # any text can be a string or, misspelt, the name of a class: try these last
     for option in sorted(options, key=lambda o: 2 if o is str else bool(dataclass_members(o))):
         try:
             return _parse(option, text)

@@ -1,4 +1,4 @@
-"""``report.json``: what a finished run leaves behind, typed and checked."""
+"""``report.json``: the result of a finished run, typed and validated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from splitfg_lab.runs._errors import ConfigError
 from splitfg_lab.runs.config import from_json, to_json
+from splitfg_lab.runs.digests import config_digest
 from splitfg_lab.runs.names import is_plain
 from splitfg_lab.runs.storage import read_json, write_json
 
@@ -16,21 +17,21 @@ Status = Literal["done", "diverged"]
 
 @dataclass(frozen=True)
 class RunReport:
-    """A finished run. Quantities nobody measured are ``None``, never zero.
+    """The result of a finished run. A quantity that was not measured is ``None``, never zero.
 
     Attributes:
         schema: The version of this format.
-        experiment: Which experiment.
-        preset: Which of its presets; ``config`` says if fields of it were overridden.
-        seed: The seed.
+        experiment: Name of the experiment.
+        preset: Name of the preset; ``config`` shows whether fields of it were overridden.
+        seed: Seed.
         status: ``diverged`` if the loss, a metric or a parameter stopped being finite.
         message: Why it diverged; empty for ``done``.
         metrics: The final metrics; the last finite ones of a run that diverged.
         versions: Versions of Python and packages.
-        git: The revision of the source, if it ran from a checkout or ``SPLITFG_REVISION`` says it.
+        git: Revision of the source, if it ran from a checkout or ``SPLITFG_REVISION`` names it.
         git_dirty: Whether tracked files differed from that revision.
-        device: What it ran on.
-        threads: How many CPU threads torch could use; sums are rounded differently with another number.
+        device: Kind and name of the device.
+        threads: CPU threads that torch could use; sums are rounded differently with another number.
         side_by_side: How many runs shared the machine: 1 for a run that had it alone, ``None`` where not recorded.
             Times of runs that shared a machine, or may have, are not comparable, and reports leave them out.
         started: UTC time, ISO 8601.
@@ -39,10 +40,12 @@ class RunReport:
         steps: Training steps taken.
         step_ms: Milliseconds per training step, without warm-up, evaluation and checkpoints.
         peak_memory_mib: Most memory held at once.
-        memory_kind: What ``peak_memory_mib`` counts.
+        memory_kind: The kind of memory that ``peak_memory_mib`` counts.
         jvps_per_step: Jacobian-vector products through the trunk per step.
         trunk_backward: Reverse passes through the trunk per step.
         config: The config as JSON.
+        config_digest: SHA-256 of ``config``; empty in reports from before there were digests.
+        data_digests: SHA-256 of each data set that the run read, by name.
     """
 
     schema: Literal[1] = field(default=1, kw_only=True)
@@ -68,14 +71,18 @@ class RunReport:
     config: dict[str, Any]
     message: str = ""
     side_by_side: int | None = None
+    config_digest: str = ""
+    data_digests: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]
+        if self.config_digest and self.config_digest != config_digest(self.config):
+            wrong.append("config: its digest is not config_digest, so one of them was edited after the run")
         if wrong:
             raise ValueError("; ".join(wrong))
 
     def _names(self) -> tuple[tuple[str, str], ...]:
-        """The names that results files and folders are called by."""
+        """Return the names that become folders and files."""
         return ("experiment", self.experiment), ("preset", self.preset)
 
 
@@ -88,7 +95,7 @@ def read_report(path: Path) -> RunReport:
     """Read ``report.json``.
 
     Raises:
-        RunError: It is missing, damaged, or not such a report; the error lists everything that is wrong.
+        RunError: It is missing, damaged, edited or of another format; the error lists every problem.
     """
     data = read_json(path)
     try:

@@ -1,7 +1,7 @@
-"""Results that travel: finished runs in one small file per experiment, and read back with run folders.
+"""Recorded results: finished runs in one small file per experiment.
 
-``results/<experiment>.json`` holds what each run's ``report.json`` says and a thinned learning curve, in an
-order that does not depend on when a run was added, so that the file can be tracked and its changes read.
+``results/<experiment>.json`` holds the ``report.json`` of each run and a thinned learning curve. Its order does not
+depend on when a run was added, so version control shows small changes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any, Final, Literal, Protocol
 from splitfg_lab.runs._errors import ConfigError, RunError
 from splitfg_lab.runs._metrics import read_metrics
 from splitfg_lab.runs.config import from_json, to_json
+from splitfg_lab.runs.digests import canonical
 from splitfg_lab.runs.folder import RunFolder, find_folders
 from splitfg_lab.runs.names import natural
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.storage import locked, make_folder, read_json, write_atomic
 
 MOST_POINTS: Final = 200
-"""How many points of a learning curve are recorded."""
+"""Points of a learning curve that are recorded."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run: its report, its learning curve (``step``, ``wall_s``, metrics) and where it was read from."""
+    """A finished run: its report, its learning curve (``step``, ``wall_s``, metrics) and the file it comes from."""
 
     report: RunReport
     curve: tuple[dict[str, float], ...]
@@ -41,7 +42,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be read, and why."""
+    """A file that cannot be read, and the reason."""
 
     path: str
     reason: str
@@ -49,12 +50,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Records:
-    """Everything that was found.
+    """The runs under a folder of runs and a folder of results.
 
     Attributes:
         runs: Finished runs, each once.
-        unfinished: Names of runs that were started and have not ended.
-        problems: What could not be read.
+        unfinished: Names of runs that have begun and not finished.
+        problems: Files that cannot be read.
     """
 
     runs: tuple[RunRecord, ...]
@@ -63,26 +64,26 @@ class Records:
 
 
 class Identity(Protocol):
-    """Which runs of one preset and seed stand for the same number, and which of them is taken for it."""
+    """Groups the runs of one preset and seed that measure the same number, and ranks the runs of a group."""
 
     def __call__(self, report: RunReport) -> Hashable:
-        """What is equal for runs that stand for the same number."""
+        """Return a key that is equal for runs of the same group."""
 
     def closeness(self, report: RunReport) -> tuple[bool, ...]:
-        """How well a run stands for it: the greatest is taken, and of equals the one that finished last."""
+        """Return the rank of a run; the greatest represents its group, and of equals the one that finished last."""
 
 
 def by_config(report: RunReport) -> str:
-    """The whole config as text, the same however its numbers were written: ``1`` or ``1.0``."""
-    return json.dumps(_plain_numbers(report.config), sort_keys=True)
+    """Return the whole config as text that does not depend on ``1`` against ``1.0``."""
+    return canonical(report.config)
 
 
 def read_records(runs: Path, results: Path, identity: Identity | None = None) -> Records:
     """Read the run folders under ``runs`` and the results files under ``results``; either may be missing.
 
-    Of runs with the same config the one that finished last is taken; a run found in both places is taken from its
-    folder. With an ``identity``, one run is given for each number it tells apart. What cannot be read, or lies in a
-    results file of another name than its experiment's, stops nothing else.
+    Of runs with the same config, keeps the one that finished last; of equals the one in a run folder. With an
+    ``identity``, returns one run for each of its groups. Files that cannot be read, or whose name is not that of their
+    experiment, are listed as problems.
     """
     folders = find_folders(runs)
     problems: list[Problem] = []
@@ -97,36 +98,36 @@ def read_records(runs: Path, results: Path, identity: Identity | None = None) ->
 
 
 def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = ()) -> list[Path]:
-    """Fold finished runs into ``results/<experiment>.json``, replacing older ones of the same config.
+    """Add finished runs to ``results/<experiment>.json``, replacing older ones of the same config.
 
     Args:
         folders: Run folders.
-        results: Where the results files are.
-        files: Results files from elsewhere, whose runs are folded in too.
+        results: The folder of results files.
+        files: Results files from other machines, whose runs are added too.
 
     Returns:
         The files written.
 
     Raises:
-        RunError: A run is not finished or cannot be read, or a results file is damaged; nothing is written.
+        RunError: A run is not finished or cannot be read, or a results file is damaged; no file is written.
     """
     return add_records([*(r for path in files for r in read_results(path)), *map(read_record, folders)], results)
 
 
 def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
-    """Fold runs into ``results/<experiment>.json``; the files written.
+    """Add runs to ``results/<experiment>.json`` and return the files written.
 
-    Runs are the same where preset, seed and the whole config are; the one that finished last is kept.
+    Of runs with the same preset, seed and config, keeps the one that finished last.
 
     Raises:
-        RunError: A results file is damaged, and nothing is written; or it cannot be written.
+        RunError: A results file is damaged, and no file is written; or a file cannot be written.
     """
     by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
     added = {results / f"{name}.json": new for name, new in by_experiment.items()}
     make_folder(results)
-    with locked(results, wait=True):  # others may add at the same time
+    with locked(results, wait=True):  # other processes may add at the same time
         merged = {path: _merge(_read_own(path), new) for path, new in added.items()}
         for path, runs in merged.items():
             write_atomic(path, _encoded(path.stem, runs))
@@ -134,7 +135,7 @@ def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
 
 
 def collect(folders: Iterable[RunFolder], files: Iterable[Path]) -> tuple[list[RunRecord], list[Problem]]:
-    """The runs in results files and in folders of finished runs, and what of these could not be read."""
+    """Read the runs in results files and run folders, and list those that cannot be read."""
     problems: list[Problem] = []
     records = [run for path in files for run in _attempt(path, read_results, problems)]
     records += [run for folder in folders for run in _attempt(folder.path, _read_finished, problems)]
@@ -142,10 +143,10 @@ def collect(folders: Iterable[RunFolder], files: Iterable[Path]) -> tuple[list[R
 
 
 def read_record(folder: RunFolder) -> RunRecord:
-    """A finished run from its folder.
+    """Read a finished run from its folder.
 
     Raises:
-        RunError: It is not finished, or its files cannot be read.
+        RunError: The run is not finished, or its files cannot be read.
     """
     if not folder.finished:
         raise RunError(f"{folder.path} is not finished: splitfg resume {folder.path}")
@@ -153,18 +154,18 @@ def read_record(folder: RunFolder) -> RunRecord:
 
 
 def read_results(path: Path) -> list[RunRecord]:
-    """The runs recorded in a results file; none if there is no such file.
+    """Read the runs of a results file; none if there is no such file.
 
     Raises:
-        RunError: It is damaged or foreign; the error lists everything that is wrong.
+        RunError: The file is damaged or of another format; the error lists every problem.
     """
     return _runs_of(_parse(path), path) if path.exists() else []
 
 
 def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[dict[str, float], ...]:
-    """At most ``most`` points of a curve, first and last among them, rounded to six digits.
+    """Keep at most ``most`` points of a curve, with the first and the last, rounded to six digits.
 
-    Lines with different metrics share the allowance, so that rare evaluations survive among many losses.
+    Points with different metrics share the allowance, so that rare evaluations survive among many losses.
     """
     kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for i, point in enumerate(curve):
@@ -176,7 +177,7 @@ def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[di
 
 @dataclass(frozen=True)
 class _RecordedRun(RunReport):
-    """A run in a results file: its report and, with the same standing, its curve, in which steps stay whole."""
+    """A run in a results file: the fields of its report, and its curve, in which steps stay integers."""
 
     curve: tuple[dict[str, int | float], ...] = ()
 
@@ -190,7 +191,7 @@ class _ResultsFile:
     def __post_init__(self) -> None:
         others = sorted({run.experiment for run in self.runs} - {self.experiment})
         if others:
-            raise ValueError(f"it is the results file of {self.experiment!r}, but holds runs of {', '.join(others)}")
+            raise ValueError(f"this results file of {self.experiment!r} holds runs of {', '.join(others)}")
 
 
 def _parse(path: Path) -> _ResultsFile:
@@ -207,18 +208,18 @@ def _runs_of(file: _ResultsFile, path: Path) -> list[RunRecord]:
 
 
 def _read_own(path: Path) -> list[RunRecord]:
-    """The runs of a file in the results folder; none if there is no such file.
+    """Read a file in the results folder; none if there is no such file.
 
     Raises:
-        RunError: It is damaged, or not named after its experiment: a backup, say, which must not take its place.
+        RunError: The file is damaged, or is not named after its experiment, as a backup would be.
     """
     if not path.exists():
         return []
     file = _parse(path)
     if path.stem != file.experiment:
         raise RunError(
-            f"{path} holds results of {file.experiment!r}, which belong in {file.experiment}.json: not read."
-            f" `splitfg results add {path}` folds its runs in; delete or move it otherwise."
+            f"{path} holds results of {file.experiment!r}, which belong in {file.experiment}.json: skipped."
+            f" Add its runs with `splitfg results add {path}`, or move the file out of this folder."
         )
     return _runs_of(file, path)
 
@@ -239,16 +240,16 @@ def _read_finished(path: Path) -> list[RunRecord]:
 
 
 def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord]:
-    """Both, by preset, seed and config, in an order that depends on nothing else.
+    """Merge runs by preset, seed and config, in an order that depends on these alone.
 
-    Of equals the one that finished last is kept, and the new one if they finished together.
+    Of equals, keeps the one that finished last, and the new one if they finished together.
     """
     runs = {(r.name, by_config(r.report)): r for r in sorted([*old, *new], key=_finished)}
     return sorted(runs.values(), key=lambda run: (natural(run.name), by_config(run.report)))
 
 
 def _chosen(runs: Sequence[RunRecord], identity: Identity) -> list[RunRecord]:
-    """One run for each number, in the order of ``runs``."""
+    """Return the best run of each group, in the order of ``runs``."""
     ranked = sorted(runs, key=lambda run: (identity.closeness(run.report), _finished(run)))
     taken = {(run.name, identity(run.report)): run for run in ranked}
     return [run for run in runs if taken[run.name, identity(run.report)] is run]
@@ -258,17 +259,8 @@ def _finished(run: RunRecord) -> str:
     return run.report.finished
 
 
-def _plain_numbers(value: Any) -> Any:
-    """JSON in which whole numbers are ints."""
-    if isinstance(value, dict):
-        return {name: _plain_numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain_numbers(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _encoded(experiment: str, records: Sequence[RunRecord]) -> bytes:
-    """The results file: a run a line, so that files stay small and a changed run is one changed line."""
+    """Write a results file with one line per run, so that a changed run is one changed line."""
     lines = ",\n".join(json.dumps(_recorded(r), allow_nan=False) for r in records)
     return f'{{"schema": 1, "experiment": {json.dumps(experiment)}, "runs": [\n{lines}\n]}}\n'.encode()
 

@@ -1,4 +1,4 @@
-"""Run files written as a whole, and JSON that is really JSON."""
+"""Atomic writes, locks, and strict JSON for the files of runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splitfg_lab.files import flock, replacing
+from filelock import FileLock, Timeout
+
+from splitfg_lab.files import replacing
 from splitfg_lab.runs._errors import RunError
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` as a whole.
+    """Replace the contents of ``path`` atomically.
 
     Raises:
-        RunError: It could not be written (a full disk, no permission); the file is as it was.
+        RunError: The file cannot be written (a full disk, no permission) and is as it was.
     """
     try:
         with replacing(path) as temporary:
@@ -27,10 +29,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are not there yet.
+    """Create a folder and its parents if they do not exist.
 
     Raises:
-        RunError: It cannot be made (no permission, a file of that name).
+        RunError: It cannot be created (no permission, a file of that name).
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -40,34 +42,40 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Keep every other process that asks for it out of a folder; the lock goes with the process, however it ends.
+    """Hold the lock of a folder; the system releases it if the process dies.
 
-    Yields whether the lock was got: always with ``wait``, which waits for it.
+    Yields whether this process holds the lock: always with ``wait``, which waits for other processes to release it.
 
     Raises:
-        RunError: The folder cannot be written to.
+        RunError: The lock file cannot be written.
     """
     path = folder / ".lock"
+    lock = FileLock(path)
     try:
-        file = path.open("ab")
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        yield False
+        return
     except OSError as error:
         raise unwritable(path, error) from error
-    with file:
-        yield flock(file.fileno(), wait=wait)
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
-    """The error for a file that could not be written."""
-    return RunError(f"cannot write {path}: {error.strerror or error}. What was there before is intact.")
+    """Return the error for a file that cannot be written."""
+    return RunError(f"cannot write {path}: {error.strerror or error}. Earlier contents are intact.")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` by a JSON value, indented for people and for diffs."""
+    """Replace the contents of ``path`` by indented JSON."""
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a file.
+    """Read a JSON file.
 
     Raises:
         RunError: The file cannot be read or is not JSON.
@@ -77,22 +85,22 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise RunError(f"{path} is not valid JSON ({error}): it was damaged, or something else wrote it") from error
+        raise RunError(f"{path} is not valid JSON ({error}): it is damaged, or another program wrote it") from error
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse strict JSON: no NaN, no Infinity, nothing that would overflow to it.
+    """Parse strict JSON: no NaN, no Infinity, no number that overflows to it.
 
     Raises:
-        ValueError: It is not JSON, not UTF-8, or nested beyond reason.
+        ValueError: The text is not JSON, not UTF-8, or nested too deeply.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(data, parse_constant=_reject_constant, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 

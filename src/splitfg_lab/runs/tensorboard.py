@@ -1,4 +1,4 @@
-"""Logged numbers in TensorBoard, beside the run's own files; needs the ``tensorboard`` extra."""
+"""Logging for TensorBoard, in addition to the run's own files; needs the ``tensorboard`` extra."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from splitfg_lab.runs._errors import RunError
 
 
 class TensorBoardLog:
-    """Listens to a run's events and writes its metrics for TensorBoard.
+    """Write the metrics of a run for TensorBoard.
 
     Raises:
         RunError: TensorBoard is not installed.
@@ -24,9 +24,9 @@ class TensorBoardLog:
         self._folder = folder
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Take one event."""
+        """Write the numbers of a ``metrics`` event."""
         if event["event"] == "started":
-            # lines of an earlier session beyond its checkpoint are about to be written again
+            # the run logs the steps after its checkpoint again
             self._writer = self._make_writer(str(self._folder), purge_step=event["step"] + 1)
         elif event["event"] == "metrics":
             for name, value in event.items():

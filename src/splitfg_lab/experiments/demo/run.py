@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -22,6 +23,7 @@ def run(config: Demo, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Train, and evaluate on the held-out fifth."""
     generator = torch.Generator(run.device).manual_seed(seed)
     (x, y), (test_x, test_y) = _digits(run.device)
+    run.use_data({"digits": _digest(x, y, test_x, test_y)})
     split = Split(MLP(x.shape[1], generator=generator), LinearHead(linear(128, 10, generator=generator)))
     estimator = config.method.build()
     learner = GradientLearner(split, estimator, config.optimizer.build(split, rho=config.rho))
@@ -46,6 +48,13 @@ def run(config: Demo, *, seed: int, run: RunContext) -> Mapping[str, float]:
         evaluate_every=max(1, config.steps // 20),
         log_every=10,
     )
+
+
+def _digest(*parts: Tensor) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.cpu().numpy().tobytes())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _digits(device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

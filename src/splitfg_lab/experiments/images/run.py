@@ -12,7 +12,8 @@ from splitfg.learners import CapturedLearner
 from splitfg.recipes import ForwardForwardMethod, HopfieldMethod
 from splitfg.training import Epochs
 from splitfg.types import Learner
-from splitfg_lab.experiments._training import Displacement, fit_budget, fit_store
+from splitfg_lab.data import data_digest
+from splitfg_lab.experiments._training import Displacement, evaluation_phase, fit_budget, fit_store
 from splitfg_lab.experiments.images._build import (
     ImageData,
     TrainingBatches,
@@ -34,6 +35,8 @@ _IMAGES_AT_ONCE = 500
 def run(config: ImageTraining, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Run one cell of the tables."""
     data = load_data(config, run.device)
+    if config.dataset != "synthetic":
+        run.use_data({config.dataset: data_digest(config.dataset)})
     with precision(config.matmul):
         match config.method:
             case HopfieldMethod():
@@ -44,12 +47,17 @@ def run(config: ImageTraining, *, seed: int, run: RunContext) -> Mapping[str, fl
                 return _train(config, data, seed, run)
 
 
-def accuracy(learner: Learner, config: ImageTraining, data: ImageData) -> dict[str, float]:
-    """The share of all test images whose class comes out first, in %."""
+def accuracy(
+    learner: Learner, config: ImageTraining, data: ImageData, run: RunContext | None = None
+) -> dict[str, float]:
+    """Compute the share of all test images whose class has the largest score, in %."""
     right = torch.zeros((), dtype=torch.int64, device=data.test.device)
-    for numbers in torch.arange(len(data.test), device=data.test.device).split(_IMAGES_AT_ONCE):
-        x, y = data.test.take(numbers)
-        right += (learner.predict(as_read(config, x)).argmax(1) == y).sum()
+    parts = torch.arange(len(data.test), device=data.test.device).split(_IMAGES_AT_ONCE)
+    with evaluation_phase(run, "test images", len(parts)) as advance:
+        for numbers in parts:
+            x, y = data.test.take(numbers)
+            right += (learner.predict(as_read(config, x)).argmax(1) == y).sum()
+            advance()
     return {"accuracy": 100 * right.item() / len(data.test)}
 
 
@@ -59,7 +67,7 @@ def _train(config: ImageTraining, data: ImageData, seed: int, run: RunContext) -
     generator = torch.Generator(run.device).manual_seed(seed)
 
     def evaluate(learner: Learner) -> dict[str, float]:
-        return {**accuracy(learner, config, data), "trunk_moved": moved()}
+        return {**accuracy(learner, config, data, run), "trunk_moved": moved()}
 
     if not isinstance(learner, CapturedLearner):
         return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)
@@ -74,7 +82,7 @@ def _train_layers(
 ) -> dict[str, float]:
     learner = make_forward_forward(config, method, data, seed)
     generator = torch.Generator(run.device).manual_seed(seed)
-    evaluate = partial(accuracy, config=config, data=data)
+    evaluate = partial(accuracy, config=config, data=data, run=run)
     batches = TrainingBatches(config, data.train, seed)
     return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)
 
@@ -92,4 +100,4 @@ def _store(
         return as_read(config, x), y
 
     stored = fit_store(learner, take, epochs, steps=config.steps, generator=generator, run=run)
-    return {**accuracy(learner, config, data), **stored}
+    return {**accuracy(learner, config, data, run), **stored}

@@ -13,7 +13,7 @@ from splitfg import GradientLearner, LinearHead, Split, Tied
 from splitfg.errors import DataError
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
-from splitfg_lab.data import Windows, load_tokens
+from splitfg_lab.data import Windows, data_digest, load_tokens
 from splitfg_lab.data.device import DeviceWindows
 from splitfg_lab.experiments._training import compiler, gradient_learner
 from splitfg_lab.experiments.language._config import Language
@@ -43,6 +43,14 @@ def load_corpus(config: Language) -> Corpus:
     if vocab < 50_257:
         raise DataError(f"{config.corpus} holds GPT-2 tokens", [f"model.vocab is {vocab:,}; 50,257 are needed"])
     return Corpus(Windows(train, length), Windows(valid, length))
+
+
+def corpus_digests(config: Language) -> dict[str, str]:
+    """Return the digests of the token streams of a config, by name; none for synthetic tokens."""
+    if config.corpus == "synthetic":
+        return {}
+    splits = ((config.corpus, "train"), ("wikitext103", "valid"))
+    return {f"{name}/{split}": data_digest(name, split) for name, split in splits}
 
 
 def make_split(config: Language, seed: int, device: torch.device) -> Split:

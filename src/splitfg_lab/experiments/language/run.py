@@ -9,7 +9,7 @@ import torch
 from splitfg.learners import CapturedLearner
 from splitfg.types import Learner
 from splitfg_lab.experiments._training import Displacement, fit_budget, matmul_precision
-from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
+from splitfg_lab.experiments.language._build import corpus_digests, load_corpus, make_learner, make_split
 from splitfg_lab.experiments.language._config import BigramMethod, KnnLMMethod, Language, UnigramMethod
 from splitfg_lab.experiments.language._memory import explaining_memory
 from splitfg_lab.experiments.language._references import count_tokens, recall
@@ -20,6 +20,7 @@ from splitfg_lab.runs.environment import PeakMemory
 
 def run(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Run one row of the tables."""
+    run.use_data(corpus_digests(config))
     with matmul_precision(config.matmul):
         match config.method:
             case UnigramMethod() | BigramMethod():
@@ -36,7 +37,7 @@ def train(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float
     split = make_split(config, seed, run.device)
     learner, batches = make_learner(config, split, corpus.train, run.device)
     generator = torch.Generator(run.device).manual_seed(seed)
-    validation, moved = Validation(corpus.valid, run.device), Displacement(split)
+    validation, moved = Validation(corpus.valid, run.device, run), Displacement(split)
 
     def evaluate(_: Learner) -> dict[str, float]:
         nll = validation.nll(split)

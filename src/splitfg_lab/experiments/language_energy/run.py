@@ -12,7 +12,7 @@ from splitfg.numerics import norm
 from splitfg.types import Learner
 from splitfg_lab.data import Windows
 from splitfg_lab.experiments._training import fit_budget, matmul_precision
-from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
+from splitfg_lab.experiments.language._build import corpus_digests, load_corpus, make_learner, make_split
 from splitfg_lab.experiments.language_energy import Energy
 from splitfg_lab.runs import RunContext
 
@@ -20,6 +20,7 @@ from splitfg_lab.runs import RunContext
 def run(config: Energy, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """Measure at initialisation, or while training."""
     training = config.training
+    run.use_data(corpus_digests(training))
     with matmul_precision(training.matmul):
         windows, split = load_corpus(training).train, make_split(training, seed, run.device)
 

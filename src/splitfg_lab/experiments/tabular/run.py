@@ -13,6 +13,7 @@ from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.recipes.tables import TableRecipe
 from splitfg.training import Epochs
 from splitfg.types import Learner
+from splitfg_lab.data import data_digest
 from splitfg_lab.experiments._training import fit_store
 from splitfg_lab.experiments.tabular import Tabular
 from splitfg_lab.experiments.tabular._fold import Fold, encode, load_fold
@@ -33,6 +34,7 @@ def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
     """
     if not 0 <= seed < config.folds:
         raise RunError(f"there is no fold {seed}: the seeds are the folds here, 0 to {config.folds - 1}")
+    run.use_data({config.dataset: data_digest(config.dataset)})
     if isinstance(config.method, ReferenceMethod):
         return _fit_reference(config.method, config, load_fold(config.dataset, seed, config.folds, _CPU), run)
     return _train(config, load_fold(config.dataset, seed, config.folds, run.device), run)

@@ -12,7 +12,7 @@ import torch
 from splitfg import Backprop, CheckpointedBackprop, ForwardMode, GradientLearner, Split, SplitFG
 from splitfg.estimators import Estimator
 from splitfg.training import Epochs
-from splitfg_lab.data import load_table
+from splitfg_lab.data import data_digest, load_table
 from splitfg_lab.experiments.tabular.run import Fold, encode
 from splitfg_lab.experiments.tabular_memory import TabularMemory
 from splitfg_lab.runs import RunContext, RunError
@@ -44,6 +44,7 @@ def run(config: TabularMemory, *, seed: int, run: RunContext) -> Mapping[str, fl
     if run.device.type != "cuda":
         raise RunError("peak GPU memory can only be measured on a GPU: run this with --device cuda where there is one")
     data = _load(config, seed, run.device)
+    run.use_data({config.dataset: data_digest(config.dataset)})
     # Split-FG comes first: autograd runs in a thread of its own, and the work space of that thread belongs to
     # backprop alone, though it stays when backprop has ended
     estimators: dict[str, Estimator] = {

@@ -1,4 +1,4 @@
-"""Variance at the split: a fixed trunk under a growing linear head."""
+"""Variance at the split: one trunk under linear heads of growing size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ToyVariance:
     Attributes:
         classes: Outputs C of the head.
         loss: Loss on the outputs.
-        draws: Single-tangent estimates to measure the variance from.
+        draws: Single-tangent estimates of each method, from which the variance is measured.
         batch: Rows of the minibatch.
     """
 

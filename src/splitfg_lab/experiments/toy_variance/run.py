@@ -1,8 +1,7 @@
-"""Draw single-tangent estimates and compare their spread with the theory."""
+"""Draw single-tangent estimates and compare their variance with the theory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import torch
@@ -14,22 +13,28 @@ from splitfg.models import normal_linear, toy_trunk
 from splitfg.tangents import Layout
 from splitfg.types import Params
 from splitfg_lab.experiments.toy_variance import ToyVariance
-from splitfg_lab.runs import RunContext
+from splitfg_lab.runs import RunContext, draw
 
 
 def run(config: ToyVariance, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Measure one head size."""
+    """Measure one head size: ``config.draws`` estimates of Split-FG, then as many of pure forward gradient."""
     generator = torch.Generator(run.device).manual_seed(seed)
     split, x, y = make(config, generator)
     g = Backprop()(split, x, y).grads
     trunk, head = _flat(split.trunk_params(), g), _flat(split.head_params(), g)
-    split_errors = _squared_errors(SplitFG(K=1), split, x, y, trunk, config.draws, generator, run, 0)
-    pure_errors = _squared_errors(ForwardGradient(K=1), split, x, y, trunk, config.draws, generator, run, 1)
-    return summary(split_errors, pure_errors, trunk, head)
+    estimators: tuple[Estimator, Estimator] = (SplitFG(K=1), ForwardGradient(K=1))
+
+    def squared_error(k: int) -> Tensor:
+        """Return ‖ĝ_trunk - g_trunk‖² of draw k."""
+        estimate = estimators[k // config.draws](split, x, y, generator=generator)
+        return (_flat(split.trunk_params(), estimate.grads) - trunk).square().sum()
+
+    errors = draw(squared_error, count=2 * config.draws, generator=generator, run=run, jvps=1)
+    return summary(errors[: config.draws], errors[config.draws :], trunk, head)
 
 
 def make(config: ToyVariance, generator: torch.Generator) -> tuple[Split, Tensor, Tensor]:
-    """The network and its one minibatch: standard normal inputs, random targets."""
+    """Build the network and its one minibatch: standard normal inputs, random targets."""
     device = generator.device
     trunk = toy_trunk(generator=generator)
     classify = config.loss == "cross_entropy"
@@ -44,7 +49,7 @@ def make(config: ToyVariance, generator: torch.Generator) -> tuple[Split, Tensor
 
 
 def summary(split: Tensor, pure: Tensor, g_trunk: Tensor, g_head: Tensor) -> dict[str, float]:
-    """Ratios from the squared errors of each draw over the trunk's coordinates.
+    """Compute the variance ratios from the squared errors of all draws over the trunk's coordinates.
 
     The relative standard error of a ratio of two independent means is the root of the sum of theirs squared.
     """
@@ -60,28 +65,6 @@ def summary(split: Tensor, pure: Tensor, g_trunk: Tensor, g_head: Tensor) -> dic
         "relative_error_percent": 100 * abs(measured / energy - 1),
         "standard_error_percent": 100 * spread,
     }
-
-
-def _squared_errors(
-    estimator: Estimator,
-    split: Split,
-    x: Tensor,
-    y: Tensor,
-    g: Tensor,
-    draws: int,
-    generator: torch.Generator,
-    run: RunContext,
-    offset: int,
-) -> Tensor:
-    """‖ĝ_trunk - g_trunk‖² of every draw, shape ``(draws,)``."""
-    errors = torch.empty(draws)
-    began = time.perf_counter()
-    for k in range(draws):
-        estimate = estimator(split, x, y, generator=generator)
-        errors[k] = (_flat(split.trunk_params(), estimate.grads) - g).square().sum()
-        run.progress(offset * draws + k + 1, 2 * draws)
-    run.count(steps=draws, seconds=time.perf_counter() - began, jvps=draws, trunk_backward=0)
-    return errors
 
 
 def _flat(like: Params, grads: Params) -> Tensor:
