@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from splitfg.errors import DataError
 from splitfg_lab.data.augment import PAD, VIEWS, ChannelScale, crop_and_mirror
 from splitfg_lab.data.device_images import AugmentedBatches, DeviceImages
 
@@ -66,7 +67,7 @@ class TestViews:
     def test_of_images_are_standardised_and_keep_their_labels(self):
         data, scale = images(), ChannelScale.fit(pixels())
         numbers, views = torch.tensor([7, 3, 3, 49]), torch.tensor([0, 161, 80, 100], dtype=torch.uint8)
-        x, y = data.seen(numbers, views)
+        x, y = data.augmented(numbers, views)
         assert x.dtype == torch.float32
         assert torch.equal(y, numbers)
         for found, number, view in zip(x, numbers, views.long(), strict=True):
@@ -76,9 +77,9 @@ class TestViews:
 
     def test_the_middle_one_is_the_image_itself(self):
         numbers = torch.arange(COUNT)
-        seen, _ = images().seen(numbers, torch.full((COUNT,), 4 * 9 + 4))
+        augmented, _ = images().augmented(numbers, torch.full((COUNT,), 4 * 9 + 4))
         taken, _ = images().take(numbers)
-        assert torch.equal(seen, taken)
+        assert torch.equal(augmented, taken)
 
 
 class TestBatches:
@@ -117,3 +118,42 @@ class TestBatches:
         order, views = drawn._order.double(), drawn._views.double()
         correlation = torch.corrcoef(torch.stack([order, views]))[0, 1].item()
         assert abs(correlation) < 5 / np.sqrt(len(order))
+
+
+class TestBadInput:
+    def test_everything_wrong_with_the_arrays_is_listed(self):
+        scale = ChannelScale.fit(pixels())
+        with pytest.raises(DataError) as caught:
+            DeviceImages(pixels()[:, :2], np.zeros(COUNT - 1, np.int64), scale=scale, device=CPU)
+        assert len(caught.value.problems) == 2
+        assert "2 channels, and the scale has 3" in caught.value.problems[0]
+        assert "must be 50 integers, got shape (49,)" in caught.value.problems[1]
+
+    @pytest.mark.parametrize(
+        ("changed", "labels", "complaint"),
+        [
+            (pixels().astype(np.float32), np.arange(COUNT), r"type uint8, got .* float32"),
+            (pixels().reshape(COUNT, -1), np.arange(COUNT), r"shape \(N, C, H, W\)"),
+            (pixels(), np.arange(COUNT) - 1, "labels must be 0 or more, got -1"),
+            (pixels(), np.arange(COUNT) / 2, "must be 50 integers"),
+            (pixels()[:0], np.arange(0), "the set is empty"),
+        ],
+    )
+    def test_arrays_of_another_kind(self, changed, labels, complaint):
+        with pytest.raises(DataError, match=complaint):
+            DeviceImages(changed, labels, scale=ChannelScale.fit(pixels()), device=CPU)
+
+    @pytest.mark.parametrize("batch", [0, COUNT + 1])
+    def test_a_batch_must_fit_the_data(self, batch):
+        with pytest.raises(DataError, match=f"batch must be 1 to 50, the number of images, got {batch}"):
+            batches(batch=batch)
+
+    def test_the_whole_set_may_be_one_batch(self):
+        _, labels = batches(batch=COUNT)(0)
+        assert sorted(labels.tolist()) == list(range(COUNT))
+
+    def test_images_must_be_larger_than_the_padding(self):
+        small = pixels()[:, :, :PAD]
+        data = DeviceImages(small, np.arange(COUNT), scale=ChannelScale.fit(small), device=CPU)
+        with pytest.raises(DataError, match="larger than 4 x 4"):
+            AugmentedBatches(data, batch=2, steps=1, seed=0)
