@@ -13,7 +13,7 @@ from splitfg.errors import DataError
 from splitfg_lab.data import TextSet, TextSplit, _tokens as tokens_module, load_tokens, prepare, verify
 from splitfg_lab.data._bpe import encode_lines, read_encoding
 from splitfg_lab.data._catalogue_text import WIKIPEDIA, WIKITEXT103
-from splitfg_lab.data._text import _refuse_mistaken, build_split
+from splitfg_lab.data._text import _validate_digest, build_split
 
 
 def corpus(count=None, vocabulary=1000, splits=("train",)):
@@ -86,15 +86,15 @@ def test_splits_are_prepared_one_by_one_and_kept(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokens.u16", "train-and-test.u16", "train.tokens", "train.npy"])
-def test_a_file_that_cannot_be_placed_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match="recognised by name"):
+def test_a_file_of_no_split_is_an_error(tmp_path, name):
+    with pytest.raises(DataError, match="contains no file of small\nrename the files"):
         prepare(corpus(splits=("train", "test")), write_ids(tmp_path / name, IDS), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("blob", "complaint"),
     [
-        (struct.pack("<3H", 5, 1000, 7), "token id 1000 at position 1 is beyond the vocabulary of 1,000"),
+        (struct.pack("<3H", 5, 1000, 7), "token id 1000 at position 1 is outside the vocabulary of 1,000"),
         (b"\x01\x00\x02", "odd number of bytes"),
         (b"", "no tokens"),
         (np.array([3, 1, 2], "<i4").tobytes(), "32-bit"),
@@ -112,8 +112,8 @@ def test_what_is_no_token_file(tmp_path, blob, complaint):
 
 
 @pytest.mark.parametrize("count", [3, 6, 8])
-def test_a_wrong_number_of_tokens_is_refused(tmp_path, count):
-    with pytest.raises(DataError, match="belong there"):
+def test_a_wrong_number_of_tokens_is_an_error(tmp_path, count):
+    with pytest.raises(DataError, match=f"7 tokens; expected {count}|more than the expected {count} tokens"):
         prepare(corpus(count), write_ids(tmp_path / "train.u16", IDS), tmp_path)
 
 
@@ -168,10 +168,10 @@ def test_a_flipped_bit_in_an_xz_file_is_refused_or_without_effect(tmp_path, blob
 def test_the_stand_in_never_passes_for_the_real_corpus():
     known = WIKIPEDIA.splits[0]
     with pytest.raises(DataError, match="stand-in"):
-        _refuse_mistaken(WIKITEXT103, WIKITEXT103.splits[0], known.sha256)
-    with pytest.raises(DataError, match="not the known ones"):
-        _refuse_mistaken(WIKIPEDIA, known, "0" * 64)
-    _refuse_mistaken(WIKIPEDIA, known, known.sha256)
+        _validate_digest(WIKITEXT103, WIKITEXT103.splits[0], known.sha256)
+    with pytest.raises(DataError, match="these are other tokens"):
+        _validate_digest(WIKIPEDIA, known, "0" * 64)
+    _validate_digest(WIKIPEDIA, known, known.sha256)
 
 
 # -- Raw lines, with an encoding small enough to check by hand. ----------------------------------------------------

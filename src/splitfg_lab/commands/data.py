@@ -1,4 +1,4 @@
-"""``data``: where data is, and how to get, prepare and check it."""
+"""``data``: list, fetch, prepare and verify data sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Names = Annotated[
     typer.Argument(metavar="[NAME]...", help="Data sets; all prepared ones if none.", autocompletion=complete_data),
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--folder", help="The data folder; SPLITFG_DATA or the cache folder if not given.")
+    Path | None, typer.Option("--folder", help="Data folder; default: SPLITFG_DATA, else the cache folder.")
 ]
 
 _COLOURS = {"prepared": "green", "found": "yellow", "missing": "dim", "broken": "red"}
@@ -32,7 +32,7 @@ _COLOURS = {"prepared": "green", "found": "yellow", "missing": "dim", "broken": 
 
 @data_app.command()
 def ls(folder: Folder = None, as_json: Json = False) -> None:
-    """List data sets and where each of them stands."""
+    """List data sets and their state."""
     from splitfg_lab.data import data_folder, status
 
     found = status(folder)
@@ -50,15 +50,15 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets.", autocompletion=complete_data)],
     folder: Folder = None,
-    mirror: Annotated[str | None, typer.Option(help="Take the files from below this address instead.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Download the files from this address instead.")] = None,
 ) -> None:
-    """Download the public files of data sets, going on where a cut transfer ended."""
+    """Download the public files of data sets; resume interrupted downloads."""
     from splitfg_lab.data import fetch as fetch_data
 
     _require_known(names)
     for name in names:
-        with _progress() as told:
-            files = fetch_data(name, folder, told, mirror=mirror)
+        with _progress() as on_progress:
+            files = fetch_data(name, folder, on_progress, mirror=mirror)
         typer.echo(f"{name}: {', '.join(map(str, files))}")
 
 
@@ -66,16 +66,16 @@ def fetch(
 def prepare(
     name: Name,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Files you have; what lies in the data folder if not given.")
+        Path | None, typer.Option("--from", help="File, folder or archive; default: the raw files in the data folder.")
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Prepare a data set from files you have, or from those in the data folder."""
+    """Prepare a data set from your files, or from raw files in the data folder."""
     from splitfg_lab.data import prepare as prepare_data
 
     _require_known([name])
-    with _progress() as told:
-        folders = prepare_data(name, source, folder, told)
+    with _progress() as on_progress:
+        folders = prepare_data(name, source, folder, on_progress)
     typer.echo(f"{name}: {', '.join(map(str, folders))}")
 
 
@@ -90,15 +90,15 @@ def verify(names: Names = None, folder: Folder = None) -> None:
     for name in chosen:
         problems = verify_data(name, folder)
         failed |= bool(problems)
-        typer.secho(f"{name}: {'; '.join(problems) or 'as it should be'}", fg="red" if problems else "green")
+        typer.secho(f"{name}: {'; '.join(problems) or 'intact'}", fg="red" if problems else "green")
     if not chosen:
-        typer.echo("nothing is prepared yet")
+        typer.echo("no data set is prepared yet")
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
 def _require_known(names: Sequence[str]) -> None:
-    """Refuse names of no data set, with the nearest ones suggested."""
+    """Raise `UsageError` for unknown names, and suggest the nearest ones."""
     from splitfg.errors import DataError
     from splitfg_lab.data import find_dataset
 
@@ -114,7 +114,7 @@ def _require_known(names: Sequence[str]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar per file in a terminal, nothing elsewhere."""
+    """Show a progress bar per file in a terminal, and nothing elsewhere."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
@@ -122,9 +122,9 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def told(name: str, done: int, total: int | None) -> None:
+        def update(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=total)
             bars.update(tasks[name], completed=done, total=total)
 
-        yield told
+        yield update

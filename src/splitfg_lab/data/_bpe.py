@@ -1,4 +1,4 @@
-"""GPT-2's byte-pair encoding, built from its two published files without network, and lines of text to tokens."""
+"""GPT-2's byte-pair encoding, built from its two published files without network access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 def read_encoding(folder: Path) -> tiktoken.Encoding:
-    """The encoding described by ``encoder.json`` and ``vocab.bpe`` in a folder.
+    """Build the encoding from ``encoder.json`` and ``vocab.bpe`` in a folder.
 
     Raises:
         DataError: The two files disagree or cannot be parsed.
@@ -38,14 +38,14 @@ def read_encoding(folder: Path) -> tiktoken.Encoding:
 
 
 def _alphabet() -> list[int]:
-    """All bytes in GPT-2's order: the printable ones of Latin-1 first."""
+    """Return all bytes in GPT-2's order: the printable ones of Latin-1 first."""
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     return printable + [b for b in range(256) if b not in printable]
 
 
 _PRINTABLE = sum(chr(b).isprintable() and chr(b) != " " for b in range(256))
 _BYTE = {chr(b if i < _PRINTABLE else 256 + i - _PRINTABLE): b for i, b in enumerate(_alphabet())}
-"""The byte that each letter of the two files stands for: unprintable bytes are written as letters from U+0100 on."""
+"""Byte of each letter in the two files, which write unprintable bytes as letters from U+0100 on."""
 
 
 def _to_bytes(token: str) -> bytes:
@@ -53,7 +53,7 @@ def _to_bytes(token: str) -> bytes:
 
 
 def _ranks(merges: Iterable[list[str]]) -> dict[bytes, int]:
-    """Token ids in order of creation: single bytes, then merges; the id is the merge's priority."""
+    """Number the tokens in order of creation: single bytes, then merges; the id is the merge's priority."""
     tokens = chain(
         (bytes([b]) for b in _alphabet()), (_to_bytes(first) + _to_bytes(second) for first, second in merges)
     )
@@ -61,9 +61,9 @@ def _ranks(merges: Iterable[list[str]]) -> dict[bytes, int]:
 
 
 def encode_lines(lines: Iterable[bytes], encoding: tiktoken.Encoding) -> Iterator[NDArray[np.uint16]]:
-    """Tokens of raw lines as in the paper: every non-empty line with its newline, then one ``<|endoftext|>``.
+    """Encode lines as in the paper: every non-empty line with its newline, then one ``<|endoftext|>``.
 
-    A line of nothing but white space is empty (WikiText's blank lines are a space and a newline).
+    Lines of white space alone are skipped (WikiText's blank lines are a space and a newline).
 
     Raises:
         DataError: The text is not UTF-8.

@@ -1,4 +1,4 @@
-"""Corpora as GPT-2 tokens, and the encoding itself."""
+"""Corpora of GPT-2 tokens, and GPT-2's encoding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WIKIPEDIA = TextSet(
     licence="CC BY-SA",
     verified="number of tokens and checksum of the token stream",
     raw=("text/wiki-train.*.u16.xz", "text/wikipedia-train*"),
-    by_hand="it is not published: put its token files (wiki-train.0.u16.xz, wiki-train.1.u16.xz, ...) in text/",
+    by_hand="it is not published: copy its token files (wiki-train.0.u16.xz, wiki-train.1.u16.xz, ...) to text/",
     vocabulary=50_257,
     splits=(
         TextSplit(

@@ -1,4 +1,10 @@
-"""Download what is public into the data folder: verified, resumable, and clear where it cannot be done."""
+"""Download public files into the data folder, resume partial ones, and verify checksums.
+
+This uses our own client (:mod:`splitfg_lab.data._http`) instead of pooch, which cannot resume: it writes to a
+temporary file and deletes that file when the connection ends. The archives have 160 to 190 MB, and the server of CIFAR
+is slow, so that a lost connection near the end costs many minutes. Pooch would replace the checksum and the progress
+bar, about 40 lines, and bring two dependencies; several addresses per file and one list of all problems stay ours.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +30,23 @@ def fetch(
     mirror: str | None = None,
     wait: float = 1.0,
 ) -> list[Path]:
-    """Download the public files of a data set into the data folder; files already there are kept.
+    """Download the public files of a data set into the data folder; keep files that exist.
 
-    A cut transfer leaves a ``.part`` file, and the next call goes on from there. Files with a published checksum are
-    verified before they get their name.
+    An interrupted download leaves a ``.part`` file, and the next call resumes it. A file with a published checksum is
+    verified before it gets its name.
 
     Args:
-        data: A name from the catalogue, or a data set of your own.
+        data: A name from the catalogue, or your own data set.
         folder: The data folder; ``None`` for the default one.
-        on_progress: Told file name, bytes so far and total bytes.
-        mirror: Take every file from below this address instead (its name is appended).
+        on_progress: Called with file name, bytes so far and total bytes.
+        mirror: Download every file from this address instead (its name is appended).
         wait: Seconds before the second attempt; doubled for each further one.
 
     Returns:
         The raw files, ready for :func:`prepare`.
 
     Raises:
-        DataError: What could not be fetched and why, where to put the files by hand, and the alternative.
+        DataError: Lists the failed files with reasons, and where to copy them by hand.
     """
     entry, place = find_dataset(data), DataFolder.at(folder)
     if not entry.downloads:
@@ -50,7 +56,7 @@ def fetch(
     results = [_fetch_one(file, place, mirror, wait, on_progress or silent) for file in entry.downloads]
     problems = [problem for result in results if isinstance(result, list) for problem in result]
     if problems:
-        where = [f"put {Path(d.path).name} by hand at {place.work / d.path}" for d in entry.downloads]
+        where = [f"download {Path(d.path).name} by hand to {place.work / d.path}" for d in entry.downloads]
         raise DataError(f"{entry.name} could not be fetched", problems, "\n".join([*where, _by_hand(entry)]))
     return [result for result in results if isinstance(result, Path)]
 
@@ -62,7 +68,7 @@ def _by_hand(data: DataSet) -> str:
 def _fetch_one(
     file: Download, place: DataFolder, mirror: str | None, wait: float, progress: OnProgress
 ) -> Path | list[str]:
-    """The finished file, or what went wrong at every address."""
+    """Return the finished file, or the problem at every address."""
     for present in (place.root / file.path, place.work / file.path):
         if present.exists():
             return _accept_present(present, file)
@@ -87,11 +93,11 @@ def _mirrored(url: str, mirror: str) -> str:
 def _accept_present(target: Path, file: Download) -> Path | list[str]:
     if file.digest is None or matches(target, file.digest):
         return target
-    return [f"{target} is there, but its checksum is not {file.digest}: move it away to fetch it again"]
+    return [f"{target} exists, but its checksum is not {file.digest}: move it away to fetch it again"]
 
 
 def _from_address(url: str, file: Download, target: Path, wait: float, progress: OnProgress) -> str | None:
-    """Try one address; the problem, or ``None`` when the file is in place."""
+    """Try one address; return the problem, or ``None`` if the file is complete."""
     part = target.with_name(target.name + ".part")
     problem = ""
     for attempt in range(ATTEMPTS):
@@ -110,8 +116,8 @@ def _from_address(url: str, file: Download, target: Path, wait: float, progress:
 
 
 def _complete(url: str, file: Download, part: Path, progress: OnProgress) -> None:
-    """Bring ``part`` to its verified content; a wrong one is removed."""
-    if file.digest is None:  # what cannot be verified is not glued together from two transfers
+    """Download and verify ``part``; delete it if its content is wrong."""
+    if file.digest is None:  # without a checksum, never join two transfers
         part.unlink(missing_ok=True)
     resumed = part.exists()
     if not resumed or _wrong_content(url, file, part) is not None:
@@ -119,7 +125,7 @@ def _complete(url: str, file: Download, part: Path, progress: OnProgress) -> Non
     problem = _wrong_content(url, file, part)
     if problem is not None:
         part.unlink()
-        raise TransferError(problem, again=resumed)  # a fresh copy that is wrong will not get better
+        raise TransferError(problem, again=resumed)  # a complete download with wrong content will not get better
 
 
 def _wrong_content(url: str, file: Download, part: Path) -> str | None:
@@ -127,5 +133,5 @@ def _wrong_content(url: str, file: Download, part: Path) -> str | None:
         return None if matches(part, file.digest) else f"{url}: the file's checksum is not {file.digest}"
     blob = part.read_bytes() if file.path.endswith(".parquet") else None
     if blob is not None and not (blob.startswith(b"PAR1") and blob.endswith(b"PAR1")):
-        return f"{url}: this is no parquet file (it begins with {blob[:16]!r})"
+        return f"{url}: this is not a parquet file (it begins with {blob[:16]!r})"
     return None

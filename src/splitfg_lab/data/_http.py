@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed where it stopped, refused where it is not the expected one."""
+"""Download one file over HTTP, and resume a partial one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AGENT = "splitfg (research library; data fetch)"
 
 
 class TransferError(Exception):
-    """A transfer that did not succeed.
+    """Failed transfer.
 
     Attributes:
-        again: Whether the same address may work on another try.
+        again: Whether another attempt at the same address may succeed.
     """
 
     def __init__(self, message: str, *, again: bool) -> None:
@@ -43,12 +43,12 @@ class _SameKindOfRedirect(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         scheme = urllib.parse.urlsplit(newurl).scheme
         if scheme not in ("http", "https") or (req.type == "https" and scheme != "https"):
-            raise TransferError(f"refused to follow a redirect to {newurl}", again=False)
+            raise TransferError(f"the server redirects to {newurl}, which is not safe to follow", again=False)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """An opener that knows http and https, and neither files nor ftp."""
+    """Return an opener for http and https; urllib's default one also opens files and ftp."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -71,14 +71,14 @@ class _Answer:
 
 
 def download(url: str, part: Path, progress: OnProgress) -> None:
-    """Bring ``part`` to completion: append from where it ends if the server can, else begin again.
+    """Download a file to ``part``; append to it if the server supports ranges, else start over.
 
     Raises:
-        TransferError: The transfer failed or stopped early; what arrived stays in ``part``.
+        TransferError: The transfer failed or stopped early; ``part`` keeps the bytes that arrived.
         OSError: The file cannot be written.
     """
     _require_address(url)
-    answer = _ask(url, part)
+    answer = _request(url, part)
     done = answer.start
     with answer.stream, part.open("r+b" if answer.start else "wb") as file:
         file.seek(answer.start)
@@ -91,17 +91,17 @@ def download(url: str, part: Path, progress: OnProgress) -> None:
 
 
 def _require_address(url: str) -> None:
-    """Raise a :class:`TransferError` for what is no address of a host on the web."""
+    """Raise a :class:`TransferError` unless ``url`` is an http or https address with a host."""
     like = "an address looks like https://example.org/folder"
     try:
         parts = urllib.parse.urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise TransferError(f"{url} is no address ({error}): {like}", again=False) from error
+        raise TransferError(f"{url} is not a valid address ({error}): {like}", again=False) from error
     if parts.scheme not in ("http", "https"):
         raise TransferError(f"{url} is neither http nor https: {like}", again=False)
     if not host:
-        raise TransferError(f"{url} names no host: {like}", again=False)
+        raise TransferError(f"{url} has no host: {like}", again=False)
 
 
 def _next_block(url: str, stream: IO[bytes]) -> bytes:
@@ -111,8 +111,8 @@ def _next_block(url: str, stream: IO[bytes]) -> bytes:
         raise TransferError(f"{url}: {error}", again=True) from error
 
 
-def _ask(url: str, part: Path) -> _Answer:
-    """Request what is missing of ``part``."""
+def _request(url: str, part: Path) -> _Answer:
+    """Request the bytes that are missing from ``part``."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": _AGENT, "Accept-Encoding": "identity"}
     if have:
@@ -121,18 +121,18 @@ def _ask(url: str, part: Path) -> _Answer:
         response = _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        raise _refusal(error, part) from error
+        raise _http_error(error, part) from error
     except urllib.error.URLError as error:
         raise TransferError(f"{url}: {error.reason}", again=True) from error
-    except (ValueError, http.client.InvalidURL) as error:  # a name or redirect that can never be asked for
-        raise TransferError(f"{url} is no address that can be asked for ({error})", again=False) from error
+    except (ValueError, http.client.InvalidURL) as error:  # malformed names and redirects
+        raise TransferError(f"{url} is not a valid address ({error})", again=False) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransferError(f"{url}: {error}", again=True) from error
-    return _understand(url, response, have)
+    return _parse_answer(url, response, have)
 
 
-def _understand(url: str, response: http.client.HTTPResponse, have: int) -> _Answer:
-    """Where the answer begins: 206 continues at the asked place, 200 is the whole file."""
+def _parse_answer(url: str, response: http.client.HTTPResponse, have: int) -> _Answer:
+    """Find the first byte of the answer: 206 continues the file, 200 is the whole file."""
     length = response.headers.get("Content-Length", "")
     span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
     if response.status == 200:
@@ -140,12 +140,12 @@ def _understand(url: str, response: http.client.HTTPResponse, have: int) -> _Ans
     if response.status == 206 and span is not None and int(span[1]) == have:
         return _Answer(response, have, int(span[2]) if span[2].isdigit() else None)
     response.close()
-    raise TransferError(f"{url}: HTTP {response.status} with another part of the file", again=False)
+    raise TransferError(f"{url}: HTTP {response.status} returned another part of the file", again=False)
 
 
-def _refusal(error: urllib.error.HTTPError, part: Path) -> TransferError:
-    if error.code == 416:  # the part is not a beginning of what the server has: start over
+def _http_error(error: urllib.error.HTTPError, part: Path) -> TransferError:
+    if error.code == 416:  # the partial file is longer than the file on the server
         part.unlink(missing_ok=True)
-        return TransferError(f"{error.url}: the partial file does not fit, starting over", again=True)
+        return TransferError(f"{error.url}: the partial file does not match, starting over", again=True)
     again = error.code in (408, 425, 429) or error.code >= 500
     return TransferError(f"{error.url}: HTTP {error.code} {error.reason}", again=again)

@@ -1,4 +1,4 @@
-"""Loaders: what experiments read. Prepared data is mapped into memory and checked once."""
+"""Loaders for tables, images and tokens. Prepared data is memory-mapped and checked once."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Table:
 
     Attributes:
         name: Name of the data set.
-        task: What is predicted.
+        task: Kind of prediction.
         features: Numeric columns as floats (missing: NaN), categories as strings (missing: ``None``).
-        target: Class numbers (int64) into ``classes``, or values (float64).
+        target: Indices (int64) into ``classes``, or values (float64).
         categorical: Names of the categorical columns.
         classes: Labels of the classes, in order; empty for regression.
-        note: What a results table must say of this data (a subset of the rows, say).
-        expected_rows: Rows of the complete set; ``None`` where any number will do.
+        note: A note for results tables, for example that rows are missing.
+        expected_rows: Rows of the complete set; ``None`` if any number is accepted.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many rows there are. Means over runs with another number of rows do not compare with these."""
+        """Number of rows. Do not compare results with those on another number of rows."""
         return len(self.target)
 
     @property
@@ -59,11 +59,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Images:
-    """Images (N, 3, 32, 32) as read-only uint8 maps, labels (N,) as int64.
+    """Images and labels.
 
     Attributes:
+        name: Name of the data set.
+        train_x: Training images (N, 3, 32, 32), uint8, memory-mapped and read-only.
+        train_y: Training labels (N,), int64.
+        test_x: Test images, like ``train_x``.
+        test_y: Test labels, like ``train_y``.
         classes: Number of classes.
-        note: What a results table must say of this data.
+        note: A note for results tables; may be empty.
     """
 
     name: str
@@ -76,10 +81,10 @@ class Images:
 
 
 def load_table(data: str | TableSet, folder: Path | str | None = None) -> Table:
-    """Load a table, preparing it on first use from a file recognised in the data folder.
+    """Load a table; prepare it on first use from a file in the data folder.
 
     Raises:
-        DataError: It is not there, damaged, or no table.
+        DataError: The data is missing or damaged, or ``data`` is not a table.
     """
     import pandas as pd
 
@@ -107,10 +112,10 @@ def _encode(column: pd.Series[Any], task: Task) -> tuple[NDArray[Any], tuple[str
 
 
 def load_images(data: str | ImageSet, folder: Path | str | None = None) -> Images:
-    """Load an image set, preparing it on first use from files recognised in the data folder.
+    """Load an image set; prepare it on first use from files in the data folder.
 
     Raises:
-        DataError: It is not there, damaged, or no image set.
+        DataError: The data is missing or damaged, or ``data`` is not an image set.
     """
     entry = _of_kind(data, ImageSet)
     prepared, meta = ensure(entry, "", DataFolder.at(folder))
@@ -120,10 +125,10 @@ def load_images(data: str | ImageSet, folder: Path | str | None = None) -> Image
 
 
 def load_tokens(data: str | TextSet, split: str, folder: Path | str | None = None) -> NDArray[np.uint16]:
-    """Map the token stream of one split into memory (uint16, read-only), preparing it on first use.
+    """Memory-map the tokens of one split (uint16, read-only); prepare them on first use.
 
     Raises:
-        DataError: It is not there, damaged, no corpus, or has no such split.
+        DataError: The data is missing or damaged, or ``data`` is not a corpus with this split.
     """
     from splitfg_lab.data._text import TOKENS
 
@@ -137,5 +142,5 @@ def load_tokens(data: str | TextSet, split: str, folder: Path | str | None = Non
 def _of_kind(data: str | DataSet, kind: type[Kind]) -> Kind:
     entry = find_dataset(data)
     if not isinstance(entry, kind):
-        raise DataError(f"{entry.name} is {entry.title}: not what this loader reads")
+        raise DataError(f"{entry.name} ({entry.title}) is a {type(entry).__name__}; expected a {kind.__name__}")
     return entry

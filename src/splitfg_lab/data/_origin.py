@@ -1,4 +1,4 @@
-"""Whether the raw files in the data folder still are those that data was prepared from."""
+"""Detect raw files that changed since data was prepared from them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from splitfg_lab.data._writing import digest_of
 
 
 def replaced(prepared: Path, meta: Meta, raw: Sequence[Path], place: DataFolder) -> list[Path]:
-    """The raw files that are others than those the data was prepared from.
+    """List the raw files that changed since the data was prepared.
 
-    Files that are gone, or were given by hand, are none of these. A file with the recorded size and time is taken to
-    be the same; any other is hashed, once.
+    Ignores files that no longer exist, and files that the user gave. A file with the recorded size and time counts as
+    unchanged; any other is hashed once.
 
     Args:
         prepared: The prepared folder.
-        meta: Its meta data.
-        raw: The files recognised as this data now.
+        meta: Its metadata.
+        raw: The raw files of this data in the data folder now.
         place: The data folder.
     """
     if not raw:
@@ -39,12 +39,12 @@ def replaced(prepared: Path, meta: Meta, raw: Sequence[Path], place: DataFolder)
 def _is_other(path: Path, source: Source) -> bool:
     try:
         return digest_of(path) != source.sha256
-    except OSError:  # what cannot be read cannot be prepared from either
+    except OSError:  # an unreadable file cannot be prepared from either
         return False
 
 
 def _where(source: Source, raw: Sequence[Path], place: DataFolder) -> Path | None:
-    """Where a file lies in the data folder, if it does; records without its path tell its name alone."""
+    """Find a source file in the data folder; old records have its name alone."""
     if source.path:
         candidates = [place.root / source.path, place.work / source.path]
     elif source.stamp is None:

@@ -1,8 +1,8 @@
-"""Prepared data on disk: plain arrays beside one ``meta.json``, memory-mapped when read and checked once.
+"""Prepared data on disk: plain arrays and one ``meta.json``, memory-mapped and checked once.
 
-``meta.json`` records type, shape, size and sha256 of every file, what the data was prepared from, and when. The first
-load hashes everything and leaves ``checked.json`` with size and modification time of each file; later loads compare
-only these. Raw files that were found to be the recorded ones are kept there too.
+``meta.json`` records type, shape, size and sha256 of every file, the source files, and the date. The first load hashes
+every file and writes ``checked.json`` with the size and modification time of each; later loads compare only these.
+``checked.json`` also lists raw files that were hashed and had not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = 1
 META = "meta.json"
 CHECKED = "checked.json"
 ARRAYS = {"uint8": 1, "<u2": 2}
-"""Types of plain arrays and the bytes of one element."""
+"""Types of plain arrays, and bytes per element."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Built:
-    """What a builder made: the files it wrote, counts worth showing, a note for tables, the files it read."""
+    """Result of a builder.
+
+    Attributes:
+        files: The files that it wrote.
+        counts: Counts for listings.
+        note: A note for results tables; may be empty.
+        read: The files that it read.
+    """
 
     files: Mapping[str, Stored]
     counts: Mapping[str, int]
@@ -49,18 +56,18 @@ class Built:
 
 
 Stamp: TypeAlias = tuple[int, int]
-"""Size and modification time (ns) of a file: where neither has changed, the file is taken to be the same."""
+"""Size and modification time (ns) of a file. If both are unchanged, the file counts as unchanged."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that data was prepared from.
+    """A source file of prepared data.
 
     Attributes:
         file: Its name.
-        sha256: Of its contents.
-        path: Where it lay below the data folder; empty where it was given by hand.
-        stamp: Its stamp then; ``None`` in records from before stamps and paths were kept.
+        sha256: Digest of its contents.
+        path: Its path below the data folder; empty if the user gave the file.
+        stamp: Its stamp when the data was prepared; ``None`` in old records, which have no stamps or paths.
     """
 
     file: str
@@ -84,20 +91,20 @@ class Meta:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """The stamp of a file."""
+    """Return size and modification time of a file."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
 
 
 def write_meta(folder: Path, name: str, split: str, built: Built, raw: Sequence[Path] = ()) -> None:
-    """Write ``meta.json`` for what a builder left in a folder.
+    """Write ``meta.json`` into a folder that a builder filled.
 
     Args:
         folder: The folder.
         name: The data set.
         split: Its split, or empty.
-        built: What the builder made.
-        raw: The folders in which its sources were recognised; none where they were given by hand.
+        built: The result of the builder.
+        raw: The folders in which the sources were found; none if the user gave them.
     """
     sources = [Source(path.name, digest_of(path), _below(path, raw), stamp_of(path)) for path in built.read]
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -106,15 +113,15 @@ def write_meta(folder: Path, name: str, split: str, built: Built, raw: Sequence[
 
 
 def _below(path: Path, folders: Sequence[Path]) -> str:
-    """Where a file lies below one of the folders; empty if below none of them."""
+    """Return the path of a file relative to the first folder that contains it, or an empty string."""
     return next((path.relative_to(f).as_posix() for f in folders if path.is_relative_to(f)), "")
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read and check ``meta.json``.
+    """Read and validate ``meta.json``.
 
     Raises:
-        DataError: It is missing, not JSON, or not of this format.
+        DataError: The file is missing, not JSON, or of another format.
     """
     path = folder / META
     try:
@@ -124,7 +131,7 @@ def read_meta(folder: Path) -> Meta:
         raise DataError(f"cannot read {path}: {error.strerror or error}", hint=_again(folder)) from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"{path} is not of format {FORMAT} ({error}): it was damaged, or something else wrote it",
+            f"{path} does not have format {FORMAT} ({error}): it is damaged, or another program wrote it",
             hint=_again(folder),
         ) from error
 
@@ -174,35 +181,35 @@ def _stored(value: Any) -> Stored:
 
 
 def damage(folder: Path, meta: Meta) -> list[str]:
-    """Everything that differs from ``meta.json``, by hashing every file."""
+    """Hash every file, and return every difference from ``meta.json``."""
     problems = []
     for name, stored in meta.files.items():
         path = folder / name
         if not path.is_file():
             problems.append(f"{path} is missing")
         elif path.stat().st_size != stored.bytes:
-            problems.append(f"{path} has {path.stat().st_size:,} bytes, {stored.bytes:,} were written")
+            problems.append(f"{path} has {path.stat().st_size:,} bytes; expected {stored.bytes:,}")
         elif digest_of(path) != stored.sha256:
             problems.append(f"{path} has changed: its sha256 is not the recorded one")
     return problems
 
 
 def mistaken(folder: Path, meta: Meta, name: str, split: str) -> list[str]:
-    """In what a prepared folder holds something else than its place says: the place alone proves nothing."""
+    """Return a problem if the folder holds another data set or split than its path says."""
     held, wanted = f"{meta.name} {meta.split}".strip(), f"{name} {split}".strip()
     return [f"{folder} holds {held}, not {wanted}"] if (meta.name, meta.split) != (name, split) else []
 
 
 def open_checked(folder: Path, name: str, split: str = "") -> Meta:
-    """The meta data of a prepared folder that holds this data set and split, and whose files are known to be intact.
+    """Read the metadata of a prepared folder, and validate its contents.
 
     Raises:
-        DataError: It holds something else, or anything is missing or has changed since it was prepared.
+        DataError: The folder holds another data set or split, or a file is missing or has changed.
     """
     meta = read_meta(folder)
     wrong = mistaken(folder, meta, name, split)
     if wrong:
-        hint = f"move it away and prepare the right one: splitfg data prepare {name}"
+        hint = f"move the folder away, then run: splitfg data prepare {name}"
         raise DataError("a prepared folder holds other data", wrong, hint)
     if _marked(folder).get("files") != _stats(folder, meta):
         problems = damage(folder, meta)
@@ -213,9 +220,9 @@ def open_checked(folder: Path, name: str, split: str = "") -> Meta:
 
 
 def mark_checked(folder: Path, meta: Meta, sources: Mapping[str, Stamp] | None = None) -> None:
-    """Remember the stamp of every file, and of raw files that are the recorded ones, by where they lie.
+    """Write the stamps of all files, and of raw files that have not changed, to ``checked.json``.
 
-    Where that cannot be written, the next load checks again.
+    If the folder is read-only, the next load hashes the files again.
     """
     mark = {"files": _stats(folder, meta), "sources": sources or {}}
     try:
@@ -225,7 +232,7 @@ def mark_checked(folder: Path, meta: Meta, sources: Mapping[str, Stamp] | None =
 
 
 def marked_sources(folder: Path) -> dict[str, Stamp]:
-    """The raw files that :func:`mark_checked` remembered."""
+    """Return the stamps of raw files in ``checked.json``, by path."""
     try:
         return {path: _stamp(stamp) for path, stamp in _marked(folder)["sources"].items()}
     except (KeyError, AttributeError, TypeError, ValueError, OverflowError):
@@ -256,4 +263,4 @@ def open_array(folder: Path, meta: Meta, name: str) -> np.memmap[Any, np.dtype[A
 
 
 def _again(folder: Path) -> str:
-    return f"delete {folder} and prepare it again (splitfg data prepare)"
+    return f"delete {folder}, then run: splitfg data prepare"

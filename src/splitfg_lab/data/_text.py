@@ -1,4 +1,4 @@
-"""One split of a corpus, from raw lines or token files, to ``tokens.u16``."""
+"""Convert one split of a corpus, from text or token files, to ``tokens.u16``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SPLIT_WORDS = {"train": "train", "valid": "valid", "validation": "valid", "val"
 
 
 def splits_in(data: TextSet, paths: Sequence[Path]) -> list[TextSplit]:
-    """The splits that the given files hold.
+    """Return the splits that the given files contain.
 
     Raises:
-        DataError: They hold none.
+        DataError: They contain none.
     """
     with members(paths) as found:
         present = [split for split in data.splits if _belonging(data, split, found)]
@@ -37,9 +37,9 @@ def splits_in(data: TextSet, paths: Sequence[Path]) -> list[TextSplit]:
         return present
     patterns = [pattern for split in data.splits for pattern in (*split.lines, *split.tokens)]
     raise DataError(
-        f"{shorten(paths)} holds no file recognised as {data.name}",
-        hint=f"files are recognised by name: {', '.join(patterns)}; a single file also by the word train, valid or "
-        f"test in its name and an ending among {', '.join((*_LINE_SUFFIXES, *TOKEN_SUFFIXES))}",
+        f"{shorten(paths)} contains no file of {data.name}",
+        hint=f"rename the files: {', '.join(patterns)}; a single file may have any name with the word train, valid or "
+        f"test, and an ending among {', '.join((*_LINE_SUFFIXES, *TOKEN_SUFFIXES))}",
     )
 
 
@@ -65,13 +65,13 @@ def build_split(
             else:
                 copy_tokens(part, writer, progress)
         writer.finish()
-        _refuse_mistaken(data, split, file.sha256)
+        _validate_digest(data, split, file.sha256)
     stored = Stored("<u2", (writer.count,), file.bytes, file.sha256)
     return Built({TOKENS: stored}, {"tokens": writer.count}, "", sorted({part.path for part in parts}))
 
 
 def _belonging(data: TextSet, split: TextSplit, found: Sequence[Member]) -> list[Member]:
-    """The files of a split: one file of lines, else token shards in order."""
+    """Return the files of a split: one text file, or token shards in order."""
     if len(found) == 1:
         return [found[0]] if _split_of_one(data, found[0]) == split.name else []
     lines = [m for m in found if _is_named(m, split.lines)]
@@ -86,7 +86,7 @@ def _is_named(member: Member, patterns: Sequence[str]) -> bool:
 
 
 def _split_of_one(data: TextSet, member: Member) -> str | None:
-    """The split that a single file is taken for."""
+    """Return the split that a single file belongs to, judged by its name."""
     if not member.ends_with(*_LINE_SUFFIXES, *TOKEN_SUFFIXES):
         return None
     words = {_SPLIT_WORDS[word] for word in re.findall(r"[a-z]+", member.name.lower()) if word in _SPLIT_WORDS}
@@ -120,10 +120,10 @@ def _naming(data: TextSet, split: TextSplit) -> Iterator[None]:
         raise DataError(f"{data.name} {split.name} cannot be prepared", error.problems, error.hint) from error
 
 
-def _refuse_mistaken(data: TextSet, split: TextSplit, sha256: str) -> None:
-    """The stand-in has as many tokens as WikiText-103's training split: never let it pass for the real one."""
+def _validate_digest(data: TextSet, split: TextSplit, sha256: str) -> None:
+    """Raise an error for other tokens; the stand-in has as many tokens as WikiText-103's training split."""
     if split.sha256 is not None and sha256 != split.sha256:
-        raise DataError(f"the tokens are not the known ones: sha256 {sha256} instead of {split.sha256}")
+        raise DataError(f"these are other tokens: their sha256 is {sha256}; expected {split.sha256}")
     if data.name != WIKIPEDIA.name and sha256 in [known.sha256 for known in WIKIPEDIA.splits]:
         raise DataError(
             f"these are the tokens of {WIKIPEDIA.title}", hint=f"prepare them as {WIKIPEDIA.name}, not {data.name}"
@@ -131,14 +131,14 @@ def _refuse_mistaken(data: TextSet, split: TextSplit, sha256: str) -> None:
 
 
 def recount_text(data: TextSet, folder: Path, meta: Meta) -> list[str]:
-    """What a fresh count of a prepared split finds wrong."""
+    """Count the tokens of a prepared split again, and return every difference from the catalogue."""
     tokens = open_array(folder, meta, TOKENS)
     split = data.split(meta.split)
     problems = []
     if split is None:
         return [f"{data.name} has no split {meta.split!r}"]
     if split.count is not None and len(tokens) != split.count:
-        problems.append(f"{split.name} has {len(tokens):,} tokens; {split.count:,} belong there")
+        problems.append(f"{split.name} has {len(tokens):,} tokens; expected {split.count:,}")
     if int(tokens.max(initial=0)) >= data.vocabulary:
-        problems.append(f"{split.name} holds token id {tokens.max()}; the vocabulary has {data.vocabulary:,}")
+        problems.append(f"{split.name} has the token id {tokens.max()}; the vocabulary has {data.vocabulary:,}")
     return problems

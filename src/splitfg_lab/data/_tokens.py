@@ -1,4 +1,4 @@
-"""Token files (little-endian uint16, plain or xz, in numbered shards) to one checked stream."""
+"""Read token files: little-endian uint16, plain or xz, in numbered shards."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FOREIGN = {
 
 
 def in_order(shards: Sequence[Member]) -> list[Member]:
-    """Shards by their number; one file needs none.
+    """Sort shards by number; a single file needs no number.
 
     Raises:
-        DataError: Numbers are missing, repeated or absent.
+        DataError: Numbers are missing or repeated.
     """
     if len(shards) == 1:
         return list(shards)
@@ -47,7 +47,7 @@ def _number(name: str) -> int | None:
 
 
 class TokenWriter:
-    """Appends token ids to a file as little-endian uint16 and refuses what cannot be a corpus."""
+    """Appends token ids to a file as little-endian uint16, and validates them."""
 
     def __init__(self, file: HashingWriter, vocabulary: int, expected: int | None) -> None:
         self._file = file
@@ -57,25 +57,33 @@ class TokenWriter:
         self.count = 0
 
     def write(self, ids: NDArray[np.uint16]) -> None:
-        """Append ids; ids beyond the vocabulary and more of them than expected are refused at once."""
+        """Append ids.
+
+        Raises:
+            DataError: An id is outside the vocabulary, or there are more ids than expected.
+        """
         if ids.size and int(ids.max()) >= self._vocabulary:
             raise DataError(
-                f"token id {ids.max()} at position {self.count + int(ids.argmax()):,} is beyond the vocabulary of "
+                f"token id {ids.max()} at position {self.count + int(ids.argmax()):,} is outside the vocabulary of "
                 f"{self._vocabulary:,}",
-                hint="another tokenizer's ids, big-endian numbers, or not a token file",
+                hint="use little-endian uint16 ids of GPT-2's tokenizer",
             )
         self._odd_are_zero = self._odd_are_zero and not ids[(self.count + 1) % 2 :: 2].any()
         self.count += ids.size
         if self._expected is not None and self.count > self._expected:
-            raise DataError(f"more than the {self._expected:,} tokens that belong there", hint=self._width_hint())
+            raise DataError(f"more than the expected {self._expected:,} tokens", hint=self._width_hint())
         self._file.write(ids.astype("<u2").tobytes())
 
     def finish(self) -> None:
-        """Check the whole."""
+        """Validate the number of tokens.
+
+        Raises:
+            DataError: There are too few tokens, or they are wider than 16 bits.
+        """
         if self.count == 0:
-            raise DataError("there are no tokens")
+            raise DataError("the files contain no tokens")
         if self._expected is not None and self.count != self._expected:
-            raise DataError(f"{self.count:,} tokens; {self._expected:,} belong there", hint=self._width_hint())
+            raise DataError(f"{self.count:,} tokens; expected {self._expected:,}", hint=self._width_hint())
         if self.count > 1 and self._odd_are_zero:
             raise DataError("every second token id is 0", hint=self._width_hint())
 
@@ -87,7 +95,7 @@ def copy_tokens(shard: Member, into: TokenWriter, progress: OnProgress) -> None:
     """Append one shard.
 
     Raises:
-        DataError: It is truncated, no token file, or not a whole number of tokens.
+        DataError: The shard is truncated or is not a token file.
     """
     compressed = shard.ends_with(".xz")
     done = 0

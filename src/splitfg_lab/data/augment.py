@@ -1,7 +1,7 @@
-"""Standardisation and augmentation of images, on whatever device they are: reflected crops and mirror images.
+"""Standardisation and augmentation of images on any device: random crops with reflection padding, and mirror images.
 
-A view of an image is one number: which of the (2 PAD + 1)² crops of the image padded by reflection, and whether it is
-mirrored. What is drawn is therefore a plain tensor of integers, made before training.
+One integer encodes a view of an image: one of the (2 PAD + 1)² crops of the padded image, mirrored or not. All views of
+a run are drawn before training, as one tensor of integers.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PAD = 4
-"""Pixels of padding on every side; an image has to be larger than this."""
+"""Pixels of padding on every side; images must be larger than this."""
 
 _SHIFTS = 2 * PAD + 1
 
 VIEWS = 2 * _SHIFTS**2
-"""How many views an image has: 81 crops, each plain or mirrored."""
+"""Views of an image: 81 crops, each plain or mirrored."""
 
 
 @dataclass(frozen=True)
 class ChannelScale:
-    """(pixel - mean) / deviation for every channel, pixels being 0 to 255.
+    """Standardisation (pixel - mean) / deviation per channel, for pixels from 0 to 255.
 
     Attributes:
-        mean: Of every channel, shape ``(C,)``, float64.
-        deviation: Of every channel; 1 where a channel is constant, which leaves it at zero.
+        mean: Mean of every channel, shape ``(C,)``, float64.
+        deviation: Standard deviation of every channel; 1 if a channel is constant, which becomes zero.
     """
 
     mean: NDArray[np.float64]
@@ -36,7 +36,7 @@ class ChannelScale:
 
     @classmethod
     def fit(cls, pixels: NDArray[np.uint8]) -> ChannelScale:
-        """The scale of images ``(N, C, H, W)``; sums are exact."""
+        """Compute the scale of images ``(N, C, H, W)``, with exact integer sums."""
         count = pixels.size // pixels.shape[1]
         sums = [(_sum(channel), _sum_of_squares(channel)) for channel in pixels.swapaxes(0, 1)]
         mean = np.array([total / count for total, _ in sums])
@@ -45,10 +45,10 @@ class ChannelScale:
 
 
 def crop_and_mirror(views: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Which pixels of an image each view shows.
+    """Return the pixels that each view shows.
 
     Args:
-        views: Numbers below :data:`VIEWS`, shape ``(B,)``.
+        views: Integers below :data:`VIEWS`, shape ``(B,)``.
         height: Rows of the image H.
         width: Columns of the image W.
 
@@ -65,7 +65,7 @@ def crop_and_mirror(views: Tensor, height: int, width: int) -> tuple[Tensor, Ten
 
 
 def _reflected(shift: Tensor, size: int) -> Tensor:
-    """Places shift - PAD, ..., shift - PAD + size - 1, those beyond an edge mirrored at it."""
+    """Return the indices shift - PAD, ..., shift - PAD + size - 1, reflected at the edges."""
     places = shift.unsqueeze(1) - PAD + torch.arange(size, device=shift.device)
     last = size - 1
     return last - (last - places.abs()).abs()

@@ -1,7 +1,7 @@
-"""Every data set of the paper: source, licence, what it must contain, and the checksums that are public.
+"""All data sets of the paper: source, licence, expected contents and published checksums.
 
-A checksum is recorded only where its publisher or a well-kept library pins it; ``verified`` says what is counted
-instead where none is public.
+A checksum is listed only if its publisher or a maintained library states it; ``verified`` lists the counts that
+replace a missing one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ CATALOGUE: tuple[DataSet, ...] = (*TABLES, CIFAR10, CIFAR100, WIKITEXT103, WIKIP
 
 
 def names() -> tuple[str, ...]:
-    """The names of all data sets."""
+    """Return the names of all data sets."""
     return tuple(entry.name for entry in CATALOGUE)
 
 
 def find_dataset(data: str | DataSet) -> DataSet:
-    """The data set of that name; a data set of your own passes through.
+    """Return the data set of that name; return your own data set unchanged.
 
     Raises:
-        DataError: The name is unknown; close names are suggested.
+        DataError: The name is unknown. Suggests close names.
     """
     if isinstance(data, DataSet):
         return data

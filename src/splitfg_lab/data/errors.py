@@ -1,7 +1,7 @@
-"""The warning of this package; its error is :class:`splitfg.errors.DataError`."""
+"""Warnings of this package; errors are :class:`splitfg.errors.DataError`."""
 
 from __future__ import annotations
 
 
 class PreparedAgainWarning(UserWarning):
-    """Raw files were replaced by others since data was prepared from them, so that it is prepared again."""
+    """Raw files changed since data was prepared from them, so the data is prepared again."""

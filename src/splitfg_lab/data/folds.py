@@ -1,4 +1,4 @@
-"""Rows of a table dealt into training and held-out folds."""
+"""Cross-validation folds of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from splitfg_lab.data._load import Table
 
 
 def folds(table: Table, *, count: int = 5, seed: int = 0) -> list[tuple[Rows, Rows]]:
-    """Training and held-out rows of every fold: shuffled once, and with equal shares of every class."""
+    """Return the training and held-out rows of every fold: shuffled, and stratified by class."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     kind = KFold if table.task == "regression" else StratifiedKFold

@@ -1,4 +1,4 @@
-"""Deterministic non-overlapping windows over a token stream, as torch batches."""
+"""Non-overlapping windows over a token stream, as torch batches."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ class Windows:
     def __post_init__(self) -> None:
         problems = []
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
-            problems.append(f"tokens must be one row of integers, not {self.tokens.ndim}-d {self.tokens.dtype}")
+            problems.append(f"tokens must be integers of shape (n,), got {self.tokens.ndim}-d {self.tokens.dtype}")
         if self.length < 1:
-            problems.append(f"a window must hold at least one token, not {self.length}")
+            problems.append(f"length must be at least 1, got {self.length}")
         elif len(self) < 1:
             problems.append(
                 f"the corpus has {self.tokens.size:,} tokens; one window of {self.length:,} needs {self.length + 1:,}"
             )
         if problems:
-            raise DataError("no windows can be cut", problems)
+            raise DataError("cannot cut windows", problems)
 
     def __len__(self) -> int:
         return max(0, self.tokens.size - 1) // self.length
 
     def take(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (B, T), int64, of the windows with these numbers."""
+        """Return inputs and targets (B, T), int64, of the windows with these indices."""
         at = numbers[:, None] * self.length + np.arange(self.length + 1)
         ids = torch.from_numpy(self.tokens[at].astype(np.int64))
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def step(self, i: int, batch: int) -> tuple[Tensor, Tensor]:
-        """The batch of training step i: windows Bi to Bi + B - 1, beginning again after the last one."""
+        """Return the batch of training step i: windows Bi to Bi + B - 1, modulo the number of windows."""
         return self.take(np.arange(batch * i, batch * (i + 1)) % len(self))
 
     def sweep(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every window once, in order; the last batch may be smaller."""
+        """Yield every window once, in order; the last batch may be smaller."""
         for start in range(0, len(self), batch):
             yield self.take(np.arange(start, min(start + batch, len(self))))
