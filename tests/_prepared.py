@@ -32,3 +32,8 @@ def place(folder):
 def load_sum(folder):
     """The sum of all tokens; found by its name in another process."""
     return int(load_tokens(CORPUS, "train", folder).sum(dtype=np.int64))
+
+
+def listed(folder):
+    """The names in a folder, without lock files, which stay."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")

@@ -1,27 +1,28 @@
-"""Files that are either as they were or as they should be."""
+"""Atomic file replacement, and locks between processes."""
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TEMPORARY = ".tmp"
-"""How the names of unfinished files end."""
+"""Suffix of unfinished files."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path`` that takes its place, synced to disk, if nothing is raised.
+    """Yield a temporary file next to ``path``; sync it and move it to ``path`` unless the block raises.
 
-    A reader sees the old file or the new one, never half of one, even if the machine loses power.
+    Readers get the old file or the new one, never a part of one, even after a power cut.
     """
     temporary = temporary_beside(path)
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
@@ -29,29 +30,46 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def flock(handle: int, *, wait: bool) -> bool:
-    """Take the lock of an open file or folder; whether it was got. It goes with the handle, however a process ends.
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock file ``path`` during the block, and yield whether this process got it.
 
-    On platforms without such locks nobody is kept out.
+    The operating system releases the lock when the process ends, even if it is killed. The empty file stays: deleting
+    it would let two processes lock two different files of the same name.
+
+    Args:
+        path: The lock file. Its folder must exist.
+        wait: Wait until the lock is free, so that the value is always true.
+
+    Raises:
+        OSError: The lock file cannot be written.
     """
+    from filelock import FileLock, Timeout
+
+    path.touch()  # raises where the folder is missing, which filelock would create
+    lock = FileLock(path, timeout=-1 if wait else 0)
+    with suppress(Timeout):
+        lock.acquire()
     try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder that nobody else uses."""
+    """Return an unused name in the folder of ``path``; :func:`leftovers` finds it again."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
 
 
+def leftovers(path: Path, suffix: str = TEMPORARY) -> list[Path]:
+    """List the temporary files and folders of ``path`` that a killed process did not remove."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}.????????{suffix}"))
+
+
 def sync_folder(path: Path) -> None:
-    """Make renames and new names in a folder survive a power cut."""
+    """Make renamed and new files in a folder survive a power cut."""
+    if os.name == "nt":  # Windows opens no folders, and journals renames by itself
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

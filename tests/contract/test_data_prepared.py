@@ -1,4 +1,4 @@
-"""Prepared data: either as it was or as it should be, checked once, damage noticed, read-only folders respected."""
+"""Prepared data: replaced as a whole, checked once, damage noticed, read-only folders respected."""
 
 import dataclasses
 import errno
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from _prepared import CORPUS, IDS, data_folder, load_sum, place
+from _prepared import CORPUS, IDS, data_folder, listed, load_sum, place
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from splitfg.errors import DataError
@@ -53,7 +53,7 @@ def test_checked_once_and_again_after_any_change(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda p: p.write_bytes(p.read_bytes()[:-2]), "has 1,998 bytes, 2,000 were written"),
+        (lambda p: p.write_bytes(p.read_bytes()[:-2]), "has 1,998 bytes; expected 2,000"),
         (lambda p: p.write_bytes(b"\x01" + p.read_bytes()[1:]), "has changed"),
         (lambda p: p.unlink(), "is missing"),
     ],
@@ -75,7 +75,7 @@ def test_verify_hashes_even_what_was_marked_as_checked(folder):
     times = data.stat()
     data.write_bytes(b"\x07" + data.read_bytes()[1:])
     os.utime(data, ns=(times.st_atime_ns, times.st_mtime_ns))
-    load_tokens(CORPUS, "train", folder)  # size and time are as before: not looked at again
+    load_tokens(CORPUS, "train", folder)  # size and time are as before: not hashed again
     assert any("has changed" in problem for problem in verify(CORPUS, folder))
 
 
@@ -84,7 +84,7 @@ def test_verify_counts_against_the_catalogue(folder):
     stricter = dataclasses.replace(CORPUS, vocabulary=500, splits=(dataclasses.replace(CORPUS.splits[0], count=999),))
     problems = verify(stricter, folder)
     assert len(problems) == 2
-    assert "1,000 tokens; 999 belong there" in problems[0]
+    assert "1,000 tokens; expected 999" in problems[0]
     assert "token id 999" in problems[1]
 
 
@@ -126,7 +126,7 @@ def test_a_failed_preparation_leaves_what_was_there(folder, tmp_path):
     with pytest.raises(DataError):
         prepare(CORPUS, tmp_path / "bad.u16", folder)
     assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
-    assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
+    assert listed(place(folder).parent) == ["train"]
 
 
 def test_a_full_disk_is_one_clear_error_and_leaves_nothing(folder, monkeypatch):
@@ -136,7 +136,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(folder, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(DataError, match=r"cannot write .*No space left on device"):
         load_tokens(CORPUS, "train", folder)
-    assert list(place(folder).parent.iterdir()) == []
+    assert listed(place(folder).parent) == []
     monkeypatch.undo()
     assert load_tokens(CORPUS, "train", folder).tolist() == IDS.tolist()
 
@@ -149,20 +149,17 @@ def test_the_writer_knows_what_it_wrote(tmp_path):
     assert file.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_whoever_is_first_stays_unless_replaced(tmp_path):
-    for replace, kept in ((False, "first"), (True, "second")):
-        final = tmp_path / f"final-{replace}"
-        with building(final, replace=replace) as slow:
-            (slow / "who").write_text("second")
-            with building(final, replace=replace) as quick:
-                (quick / "who").write_text("first")
-        assert (final / "who").read_text() == kept
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["final-False", "final-True"]
+def test_what_was_built_last_stays(tmp_path):
+    for text in ("first", "second"):
+        with building(tmp_path / "final") as folder:
+            (folder / "who").write_text(text)
+    assert (tmp_path / "final" / "who").read_text() == "second"
+    assert listed(tmp_path) == ["final"]
 
 
 def test_what_was_there_comes_back_where_it_cannot_be_replaced(tmp_path, monkeypatch):
     final = tmp_path / "final"
-    with building(final, replace=True) as first:
+    with building(final) as first:
         (first / "who").write_text("first")
     rename, calls = Path.rename, []
 
@@ -173,17 +170,17 @@ def test_what_was_there_comes_back_where_it_cannot_be_replaced(tmp_path, monkeyp
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(DataError), building(final, replace=True) as second:
+    with pytest.raises(DataError), building(final) as second:
         (second / "who").write_text("second")
     assert (final / "who").read_text() == "first"
-    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert listed(tmp_path) == ["final"]
 
 
 def test_many_processes_may_load_for_the_first_time_together(folder):
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         sums = pool.map(load_sum, [folder] * 6)
     assert set(sums) == {sum(range(1000))}
-    assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
+    assert listed(place(folder).parent) == ["train"]
 
 
 def test_a_read_only_folder_stays_untouched(folder, tmp_path, monkeypatch):
@@ -255,7 +252,7 @@ FOREIGN = [
 def test_a_foreign_meta_file_is_one_clear_error(folder, text):
     load_tokens(CORPUS, "train", folder)
     (place(folder) / "meta.json").write_text(text)
-    with pytest.raises(DataError, match="something else wrote it"):
+    with pytest.raises(DataError, match="another program wrote it"):
         load_tokens(CORPUS, "train", folder)
     assert len(verify(CORPUS, folder)) == 1
 
@@ -277,7 +274,7 @@ def test_a_meta_file_cannot_make_arrays_of_anything(folder, change):
     meta = json.loads(path.read_text())
     meta["files"]["tokens.u16"] |= change
     path.write_text(json.dumps(meta))
-    with pytest.raises(DataError, match="something else wrote it"):
+    with pytest.raises(DataError, match="another program wrote it"):
         read_meta(place(folder))
 
 

@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 import pytest
-from _prepared import CORPUS, IDS, data_folder, load_sum, place
+from _prepared import CORPUS, IDS, data_folder, listed, load_sum, place
 
 from splitfg.errors import DataError
 from splitfg_lab.data import FileSet, PreparedAgainWarning, _origin as origin_module, load_tokens, prepare
@@ -33,14 +33,16 @@ def raw(folder):
 class TestReplaced:
     """Raw files in the data folder that are no longer those the data was prepared from."""
 
-    def test_another_raw_file_is_prepared_again_and_said(self, folder):
+    def test_another_raw_file_is_prepared_again_with_a_warning(self, folder):
         old = load_tokens(CORPUS, "train", folder)
         raw(folder).write_bytes(NEW.tobytes())
-        with pytest.warns(PreparedAgainWarning, match=r"small-train\.u16 is not what small train was prepared from"):
+        with pytest.warns(
+            PreparedAgainWarning, match=r"small-train\.u16 changed since small train was prepared from it"
+        ):
             assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
         assert load_tokens(CORPUS, "train", folder).tolist() == NEW.tolist()
         assert old.tolist() == IDS.tolist(), "whoever reads the old data goes on with it"
-        assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
+        assert listed(place(folder).parent) == ["train"]
 
     def test_a_file_that_is_only_newer_is_hashed_once(self, folder, monkeypatch):
         load_tokens(CORPUS, "train", folder)
@@ -127,7 +129,7 @@ class TestReplaced:
         with multiprocessing.get_context("spawn").Pool(3) as pool:
             sums = pool.map(load_sum, [folder] * 6)
         assert set(sums) == {int((NEW // 2).sum(dtype=np.int64))}
-        assert [path.name for path in place(folder).parent.iterdir()] == ["train"]
+        assert listed(place(folder).parent) == ["train"]
 
     @pytest.mark.parametrize(
         "mark", ["[]", '{"sources": 3}', '{"sources": {"x": 3}}', '{"sources": {"x": [1e999, 1]}}']

@@ -50,15 +50,14 @@ def test_image_sets_hold_fifty_and_ten_thousand(name, classes):
     entry = find_dataset(name)
     assert isinstance(entry, ImageSet)
     assert entry.classes == classes
-    for layout in (entry.binary, entry.python):
-        rows = {split: sum(f.rows for f in layout if f.split == split) for split in ("train", "test")}
-        assert rows == {"train": 50_000, "test": 10_000}
-        assert all(file.known for file in layout)
+    rows = {split: sum(f.rows for f in entry.files if f.split == split) for split in ("train", "test")}
+    assert rows == {"train": 50_000, "test": 10_000}
+    assert all(file.known for file in entry.files)
 
 
 def test_every_digest_is_well_formed_and_none_is_shared():
     digests = [d.digest for entry in CATALOGUE for d in entry.downloads if d.digest]
-    digests += [k.digest for e in CATALOGUE if isinstance(e, ImageSet) for f in (*e.binary, *e.python) for k in f.known]
+    digests += [k.digest for e in CATALOGUE if isinstance(e, ImageSet) for f in e.files for k in f.known]
     assert all(re.fullmatch(r"sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", digest) for digest in digests)
     assert len(set(digests)) == len(digests)
 
@@ -91,7 +90,7 @@ def test_names_are_unique_and_suggested():
 def test_own_data_sets_pass_through_but_must_name_a_folder():
     own = FileSet(name="mine", title="", origin="", licence="", verified="", files=())
     assert find_dataset(own) is own
-    with pytest.raises(ValueError, match="names a folder"):
+    with pytest.raises(ValueError, match="must be a valid folder name"):
         FileSet(name="../mine", title="", origin="", licence="", verified="", files=())
 
 
@@ -112,3 +111,10 @@ def test_every_public_name_can_be_imported():
     assert sorted(splitfg_lab.data.__all__) == splitfg_lab.data.__all__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         splitfg_lab.data.nothing  # noqa: B018
+
+
+def test_files_in_another_format_name_the_download():
+    for entry in CATALOGUE:
+        if entry.unsupported is not None:
+            assert entry.downloads[0].urls[0] in entry.unsupported.reason
+            assert not set(entry.unsupported.patterns) & set(entry.raw)

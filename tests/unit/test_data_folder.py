@@ -22,13 +22,37 @@ def test_variable_wins_over_cache(monkeypatch, tmp_path):
     assert data_folder() == tmp_path / "mine"
 
 
-def test_cache_follows_the_platform(monkeypatch):
+def test_the_cache_folder_of_linux(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "splitfg"
+
+
+@pytest.fixture
+def macos(monkeypatch, tmp_path):
+    """macOS, with a cache folder that platformdirs takes from XDG_CACHE_HOME and splitfg used to take from HOME."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "darwin")
-    assert cache_folder() == Path.home() / "Library" / "Caches" / "splitfg"
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", "/local")
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: tmp_path / "cache" / "splitfg")
+    return tmp_path / "Library" / "Caches" / "splitfg"
+
+
+def test_a_cache_folder_of_an_earlier_release_is_still_found(macos, tmp_path):
+    assert cache_folder() == tmp_path / "cache" / "splitfg"
+    macos.mkdir(parents=True)
+    assert cache_folder() == macos
+
+
+def test_the_cache_folder_of_platformdirs_wins_over_an_earlier_one(macos, tmp_path):
+    macos.mkdir(parents=True)
+    (tmp_path / "cache" / "splitfg").mkdir(parents=True)
+    assert cache_folder() == tmp_path / "cache" / "splitfg"
+
+
+def test_the_cache_folder_of_windows_stays(monkeypatch):
+    from platformdirs.windows import Windows
+
+    monkeypatch.setattr("platformdirs.windows.get_win_folder", lambda _name: "/local")
+    monkeypatch.setattr("platformdirs.PlatformDirs", Windows)
     assert cache_folder() == Path("/local/splitfg")
 
 
@@ -73,7 +97,7 @@ def test_raw_files_are_found_by_the_first_pattern_that_matches(tmp_path):
     assert place.raw(find_dataset("adult")) == [tmp_path / "tabular" / "adult.parquet"]
 
 
-@pytest.mark.parametrize("name", ["adult.CSV", "adult.Parquet", "adult.ARFF"])
+@pytest.mark.parametrize("name", ["adult.CSV", "adult.Parquet"])
 def test_raw_files_may_have_endings_in_capitals(tmp_path, name):
     (tmp_path / "tabular").mkdir()
     (tmp_path / "tabular" / name).touch()

@@ -1,172 +1,18 @@
-"""CIFAR's two layouts: the safe pickle reader (fuzzed) and the arrays that come out."""
+"""CIFAR's binary layout: the arrays that come out, and errors for wrong files before their pixels are read."""
 
-import contextlib
+import dataclasses
+import gzip
 import hashlib
 import io
-import pickle
-import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from splitfg.errors import DataError
-from splitfg_lab.data import ImageSet, find_dataset, load_images, prepare, verify
-from splitfg_lab.data._literal_pickle import Array, read_literals
-from splitfg_lab.data.specs import ImageFile, Known
-
-# -- A writer of Python 2's protocol-2 pickles, opcode by opcode, as cPickle wrote the official batches. ------------
-
-
-def p2_string(value):
-    long = len(value) > 255
-    return (b"T" + struct.pack("<I", len(value)) if long else b"U" + bytes([len(value)])) + value
-
-
-def p2_int(value):
-    if 0 <= value < 256:
-        return b"K" + bytes([value])
-    return b"M" + struct.pack("<H", value) if 0 <= value < 65536 else b"J" + struct.pack("<i", value)
-
-
-def p2_array(array):
-    rows, columns = array.shape
-    head = b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09"
-    dtype = b"cnumpy\ndtype\nq\nU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    shape = b"(K\x01" + p2_int(rows) + p2_int(columns) + b"\x86"
-    return head + shape + dtype + b"\x89" + p2_string(array.tobytes()) + b"tb"
-
-
-def p2_value(value):
-    if isinstance(value, np.ndarray):
-        return p2_array(value)
-    if isinstance(value, bytes):
-        return p2_string(value)
-    if isinstance(value, int):
-        return p2_int(value)
-    return b"]q\x05(" + b"".join(map(p2_value, value)) + b"e"
-
-
-def p2_dict(value):
-    items = b"".join(p2_string(key) + p2_value(item) for key, item in value.items())
-    return b"\x80\x02}q\x01(" + items + b"u."
-
-
-BATCH = {
-    b"batch_label": b"training batch 1 of 5",
-    b"labels": [3, 0, 9],
-    b"data": np.arange(9216, dtype=np.int64).astype(np.uint8).reshape(3, 3072),
-    b"filenames": [b"frog_s_000001.png", b"truck.png", b"x" * 300],
-}
-
-
-def test_a_batch_as_python_2_wrote_it():
-    value = read_literals(p2_dict(BATCH))
-    assert value == {**BATCH, b"data": Array((3, 3072), BATCH[b"data"].tobytes())}
-
-
-def test_the_writer_writes_what_pickle_reads():
-    plain = {key: value for key, value in BATCH.items() if key != b"data"}
-    blob = p2_dict(plain)
-    assert pickle.loads(blob, encoding="bytes") == plain == read_literals(blob)
-
-
-class Evil:
-    """Would run a command when unpickled."""
-
-    def __reduce__(self):
-        return (exec, ("raise SystemExit('executed')",))
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_pickles_that_would_run_something_are_refused(protocol):
-    with pytest.raises(DataError, match=r"refused|protocol"):
-        read_literals(pickle.dumps({b"data": Evil()}, protocol=protocol))
-
-
-@pytest.mark.parametrize(
-    "blob",
-    [
-        b"cos\nsystem\n(U\x02lstR.",
-        b"\x80\x02cposix\nsystem\nU\x02ls\x85R.",
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x05\x85U\x01b\x87R.",
-        b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.",
-        b"\x80\x02cnumpy\ndtype\n.extra",
-        b"\x80\x02}q\x01(U\x01a",
-        b"\x80\x02}U\x01ab.",
-        b"",
-        b".",
-        b"\x80\x02((.",
-    ],
-)
-def test_what_is_no_literal_is_refused(blob):
-    with pytest.raises(DataError):
-        read_literals(blob)
-
-
-def test_arrays_must_be_plain_unsigned_bytes_of_their_shape():
-    good = p2_dict({b"data": BATCH[b"data"]})
-    for old, new in [
-        (b"u1K", b"i1K"),
-        (b"U\x01|", b"U\x01<"),
-        (b"\x89T", b"\x88T"),
-        (b"K\x03M\x00\x0c", b"K\x04M\x00\x0c"),
-    ]:
-        assert good.count(old) == 1
-        with pytest.raises(DataError):
-            read_literals(good.replace(old, new))
-
-
-@given(st.binary(max_size=400))
-def test_random_bytes_never_do_anything_else_than_fail_cleanly(blob):
-    with contextlib.suppress(DataError):
-        read_literals(blob)
-
-
-@given(st.data())
-def test_damaged_batches_never_do_anything_else_than_fail_cleanly(data):
-    small = {b"labels": [1, 700, 70000], b"data": np.zeros((2, 3), np.uint8), b"name": b"n"}
-    blob = bytearray(p2_dict(small))
-    for _ in range(data.draw(st.integers(1, 4))):
-        position = data.draw(st.integers(0, len(blob) - 1))
-        blob[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    try:
-        value = read_literals(bytes(blob))
-    except DataError:
-        return
-    _assert_literal(value)
-
-
-def _assert_literal(value, depth=0):
-    assert type(value).__name__ in (
-        "dict",
-        "list",
-        "tuple",
-        "bytes",
-        "int",
-        "bool",
-        "NoneType",
-        "Array",
-        "_Name",
-        "_Dtype",
-    )
-    if isinstance(value, list | tuple | dict) and depth < 20:
-        for item in value.values() if isinstance(value, dict) else value:
-            _assert_literal(item, depth + 1)
-
-
-@given(
-    st.dictionaries(
-        st.binary(max_size=300),
-        st.recursive(st.integers(0, 2**31 - 1) | st.binary(max_size=300), st.lists, max_leaves=10),
-    )
-)
-def test_any_literal_survives(value):
-    assert read_literals(p2_dict(value)) == value
-
-
-# -- Whole sets, small ones. ----------------------------------------------------------------------------------------
+from splitfg_lab.data import ImageSet, find_dataset, load_images, prepare, status, verify
+from splitfg_lab.data.specs import ImageFile, Known, Unsupported
 
 GENERATOR = np.random.default_rng(0)
 TRAIN = [(GENERATOR.integers(0, 256, (4, 3072), np.uint8), np.array(labels)) for labels in ([0, 1, 2, 1], [2, 2, 0, 1])]
@@ -179,10 +25,6 @@ def binary_batch(pixels, labels, label_bytes):
     return np.concatenate([coarse, labels[:, None].astype(np.uint8), pixels], axis=1).tobytes()
 
 
-def python_batch(pixels, labels):
-    return p2_dict({b"labels": [int(i) for i in labels], b"data": pixels})
-
-
 def image_set(label_bytes=1, known=()):
     files = [("one", "train", 4), ("two", "train", 4), ("last", "test", 3)]
     return ImageSet(
@@ -191,11 +33,10 @@ def image_set(label_bytes=1, known=()):
         origin="",
         licence="",
         verified="",
+        unsupported=Unsupported(("tiny-python",), "the python version: use tiny-binary.tar.gz"),
         classes=3,
         label_bytes=label_bytes,
-        label_key="labels",
-        binary=tuple(ImageFile(f"{name}.bin", split, rows, known) for name, split, rows in files),
-        python=tuple(ImageFile(name, split, rows, known) for name, split, rows in files),
+        files=tuple(ImageFile(f"{name}.bin", split, rows, known) for name, split, rows in files),
     )
 
 
@@ -204,6 +45,15 @@ def write_binary(folder, label_bytes=1):
     for name, (pixels, labels) in FILES.items():
         (folder / f"{name}.bin").write_bytes(binary_batch(pixels, labels, label_bytes))
     return folder
+
+
+def write_tar(path, contents):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(f"tiny/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
 
 
 def check(data, folder):
@@ -226,15 +76,9 @@ def test_binary_folder(tmp_path, label_bytes):
     check(image_set(label_bytes), tmp_path)
 
 
-@pytest.mark.parametrize("python", [True, False])
-def test_archives(tmp_path, python):
-    with tarfile.open(tmp_path / "tiny.tar.gz", "w:gz") as archive:
-        for name, (pixels, labels) in FILES.items():
-            data = python_batch(pixels, labels) if python else binary_batch(pixels, labels, 1)
-            info = tarfile.TarInfo(f"tiny/{name}" + ("" if python else ".bin"))
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    prepare(image_set(), tmp_path / "tiny.tar.gz", tmp_path)
+def test_binary_archive(tmp_path):
+    contents = {f"{name}.bin": binary_batch(*batch, 1) for name, batch in FILES.items()}
+    prepare(image_set(), write_tar(tmp_path / "tiny.tar.gz", contents), tmp_path)
     check(image_set(), tmp_path)
 
 
@@ -251,18 +95,20 @@ def test_only_known_contents_are_accepted_and_their_note_is_kept(tmp_path):
     (source / "two.bin").write_bytes(blob)
     with pytest.raises(DataError, match=r"two\.bin is not the official file"):
         prepare(image_set(known=known), source, tmp_path)
-    check(image_set(), tmp_path)  # what was prepared before is intact
+    check(image_set(), tmp_path)  # data prepared before is unchanged
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda blob: blob[:-1], "truncated"),
-        (lambda blob: blob[:3073], "holds 1 images; 4 belong there"),
-        (lambda blob: b"\x03" + blob[1:], "label 3"),
+        (lambda blob: blob[:-1], "it is truncated, or its images have another size"),
+        (lambda _blob: bytes(4 * (1 + 3 * 28 * 28)), "it is truncated, or its images have another size"),
+        (lambda blob: blob[:3073], "it holds 1 images"),
+        (lambda _blob: b"", "it holds 0 images"),
+        (lambda blob: blob[:3073] + b"\x03" + blob[3074:], r"label 3 \(image 1\).*numbered 0 to 2"),
     ],
 )
-def test_wrong_binary_batches(tmp_path, change, complaint):
+def test_wrong_batches(tmp_path, change, complaint):
     source = write_binary(tmp_path / "source")
     (source / "one.bin").write_bytes(change((source / "one.bin").read_bytes()))
     with pytest.raises(DataError, match=complaint):
@@ -270,38 +116,86 @@ def test_wrong_binary_batches(tmp_path, change, complaint):
     assert not (tmp_path / "prepared" / "tiny").exists()
 
 
-@pytest.mark.parametrize(
-    ("batch", "complaint"),
-    [
-        ({b"labels": [0]}, "holds no 'data' array"),
-        ({b"data": TRAIN[0][0], b"labels": [0, 1]}, "for 2 labels"),
-        ({b"data": TRAIN[0][0], b"labels": [0, 1, 2, 3000]}, "no small integers"),
-        ({b"data": TRAIN[0][0], b"labels": [0, 1, 2, b"x"]}, "no small integers"),
-    ],
-)
-def test_wrong_python_batches(tmp_path, batch, complaint):
-    source = tmp_path / "source"
-    source.mkdir()
-    for name, (pixels, labels) in FILES.items():
-        (source / name).write_bytes(python_batch(pixels, labels))
-    (source / "one").write_bytes(p2_dict(batch))
-    with pytest.raises(DataError, match=complaint):
-        prepare(image_set(), source, tmp_path)
+def test_every_batch_of_a_wrong_size_is_listed(tmp_path):
+    source = write_binary(tmp_path / "source", label_bytes=2)
+    with pytest.raises(DataError) as caught:
+        prepare(image_set(label_bytes=1), source, tmp_path)
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == ["one.bin", "two.bin", "last.bin"]
 
 
-def test_missing_batches_are_listed_for_both_layouts(tmp_path):
+def test_a_large_member_is_an_error_before_it_is_read(tmp_path):
+    contents = {f"{name}.bin": binary_batch(*batch, 1) for name, batch in FILES.items()}
+    bomb = write_tar(tmp_path / "bomb.tar.gz", contents | {"one.bin": bytes(50_000_000)})
+    assert bomb.stat().st_size < 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="has 50,000,000 bytes; 4 images of 3 x 32 x 32 need 12,292"):
+            prepare(image_set(), bomb, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_larger_than_any_image_set_is_not_decompressed(tmp_path):
+    header = tarfile.TarInfo("tiny/one.bin")
+    header.size = 3 << 30
+    # the header alone: decompressing the member it announces would fail
+    (tmp_path / "bomb.tar.gz").write_bytes(gzip.compress(header.tobuf() + bytes(512)))
+    with pytest.raises(DataError, match="unpacks to 3,221,225,472 bytes or more; the limit is 1,073,741,824"):
+        prepare(image_set(), tmp_path / "bomb.tar.gz", tmp_path)
+
+
+def test_missing_batches_are_listed_with_the_files_found_instead(tmp_path):
     source = write_binary(tmp_path / "source")
-    (source / "two.bin").unlink()
+    (source / "two.bin").rename(source / "other.bin")
     with pytest.raises(DataError) as caught:
         prepare(image_set(), source, tmp_path)
-    assert "binary version it lacks two.bin" in str(caught.value)
-    assert "python version it lacks one, two, last" in str(caught.value)
+    assert caught.value.problems == ("missing: two.bin", "found instead: last.bin, one.bin, other.bin")
+
+
+def test_the_python_version_is_an_error_that_names_the_binary_one(tmp_path):
+    archive = write_tar(tmp_path / "tiny-python.tar.gz", dict.fromkeys((*FILES, "batches.meta"), b"a pickle"))
+    with pytest.raises(DataError, match=r"the python version: use tiny-binary\.tar\.gz"):
+        prepare(image_set(), archive, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["images/cifar-10-python.tar.gz", "cifar-10-batches-py"])
+def test_the_python_version_in_the_data_folder_is_an_error_that_names_the_download(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    url = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    with pytest.raises(DataError) as caught:
+        load_images("cifar10", tmp_path)
+    assert str(tmp_path / name) in caught.value.problems[0]
+    assert url in caught.value.problems[0]
+    assert "splitfg data fetch cifar10" in caught.value.hint
+    (found,) = [s for s in status(tmp_path) if s.name == "cifar10"]
+    assert found.state == "missing"
+    assert url in found.detail
+
+
+def test_an_archive_of_another_image_set_is_an_error(tmp_path):
+    source = write_tar(tmp_path / "cifar-100-binary.tar.gz", {"train.bin": b"", "test.bin": b""})
+    with pytest.raises(DataError, match=r"found instead: test\.bin, train\.bin"):
+        prepare("cifar10", source, tmp_path)
+
+
+def test_a_page_instead_of_an_archive_is_an_error(tmp_path):
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"<html>Not found</html>")
+    with pytest.raises(DataError, match="truncated or damaged"):
+        load_images("cifar10", tmp_path)
 
 
 def test_cifar_is_recognised_where_the_archives_unpack(tmp_path):
     (tmp_path / "cifar-10-batches-bin").mkdir()
-    with pytest.raises(DataError, match=r"lacks data_batch_1\.bin"):
+    with pytest.raises(DataError, match=r"missing: data_batch_1\.bin"):
         load_images("cifar10", tmp_path)
-    with pytest.raises(DataError, match="not what this loader reads"):
+    with pytest.raises(DataError, match="is a TableSet; expected a ImageSet"):
         load_images("adult", tmp_path)
     assert find_dataset("cifar10").label_bytes == 1
+
+
+def test_verify_counts_prepared_images_again(tmp_path):
+    prepare(image_set(), write_binary(tmp_path / "source"), tmp_path)
+    more = dataclasses.replace(image_set(), classes=4)
+    assert verify(more, tmp_path) == ["train has 3 classes; expected 4", "test has 3 classes; expected 4"]

@@ -1,4 +1,4 @@
-"""Tables: the same content from parquet, csv and arff, and one error that lists everything that is wrong."""
+"""Tables: the same content from parquet and csv, and one error that lists everything wrong."""
 
 import dataclasses
 
@@ -8,7 +8,6 @@ import pytest
 
 from splitfg.errors import DataError
 from splitfg_lab.data import TableSet, find_dataset, load_table, prepare, verify
-from splitfg_lab.data._arff import read_arff
 from splitfg_lab.data._table_files import _column
 
 PETS = TableSet(
@@ -36,24 +35,6 @@ FRAME = pd.DataFrame(
         "kind": ["cat", "cat", "bird", "dog", "dog"],
     }
 )
-ARFF = """% a comment
-@RELATION pets
-@ATTRIBUTE id INTEGER
-@attribute weight real
-@attribute 'coat colour' {red,'dark blue','it\\'s'}
-@attribute legs {0,2,4}
-@attribute toy {0,1}
-
-@attribute kind string
-@DATA
-1,3.5,red,4,1,cat
-2,0.1,'dark blue',4,0,cat
-% another comment
-3,?,?,2,1,bird
-4,12,red,4,1,dog
-
-5,2.25,'it\\'s',0,?,dog
-"""
 
 
 def write(folder, kind):
@@ -62,14 +43,12 @@ def write(folder, kind):
         FRAME.to_parquet(path)
     elif kind == "pq":
         FRAME.assign(kind=FRAME["kind"].astype("category")).to_parquet(path)
-    elif kind == "csv":
-        path.write_text(FRAME.to_csv(index=False, na_rep="?").replace(",", ", "))
     else:
-        path.write_text(ARFF)
+        path.write_text(FRAME.to_csv(index=False, na_rep="?").replace(",", ", "))
     return path
 
 
-@pytest.mark.parametrize("kind", ["parquet", "pq", "csv", "arff"])
+@pytest.mark.parametrize("kind", ["parquet", "pq", "csv"])
 def test_the_same_table_from_every_format(tmp_path, kind):
     prepare(PETS, write(tmp_path, kind), tmp_path)
     table = load_table(PETS, tmp_path)
@@ -147,14 +126,14 @@ def test_everything_wrong_with_the_values_is_listed(tmp_path):
     )
     problems = problems_of(frame, tmp_path)
     assert len(problems) == 4
-    assert any("weight must be numeric; it holds a, b" in p for p in problems)
-    assert any("legs holds 2 infinite" in p for p in problems)
+    assert any("weight must be numeric; it contains a, b" in p for p in problems)
+    assert any("legs has 2 infinite" in p for p in problems)
     assert any("missing in 1 rows" in p for p in problems)
-    assert any("2 classes (cat, dog); 3 belong there" in p for p in problems)
+    assert any("2 classes (cat, dog); expected 3" in p for p in problems)
 
 
 def test_wrong_counts(tmp_path):
-    assert problems_of(FRAME.assign(more=1), tmp_path) == ("5 features; 4 belong there",)
+    assert problems_of(FRAME.assign(more=1), tmp_path) == ("5 features; expected 4",)
     double = pd.concat([FRAME, FRAME], ignore_index=True)
     assert problems_of(double, tmp_path) == ("10 rows; the complete set has 5",)
 
@@ -167,10 +146,9 @@ def test_wrong_counts(tmp_path):
         ("x.csv", b"", "damaged"),
         ("x.csv", b"a,b\n1,2,3\n4\n5,6,7,8\n", "damaged"),
         ("x.csv", b"\xff\xfe\x00a,b", "damaged"),
-        ("x.arff", b"", "no @data"),
-        ("x.arff", b"\xff\xfe", "UTF-8"),
-        ("x.xlsx", b"", "parquet, csv or arff"),
-        ("x", b"", "parquet, csv or arff"),
+        ("x.arff", b"@relation x", "an ARFF file, which splitfg does not read\nconvert the file to parquet or csv"),
+        ("x.xlsx", b"", "must be a parquet or csv file"),
+        ("x", b"", "must be a parquet or csv file"),
     ],
 )
 def test_unreadable_files_are_one_clear_error(tmp_path, name, content, complaint):
@@ -187,7 +165,7 @@ def write_longer_rows(folder, more):
 
 @pytest.mark.parametrize("more", [",1", ",1,2", ",,"])
 def test_values_without_a_name_are_refused(tmp_path, more):
-    with pytest.raises(DataError, match="more values than its header names columns\nname every column"):
+    with pytest.raises(DataError, match="more values than its header has names\nname every column"):
         prepare(PETS, write_longer_rows(tmp_path, more), tmp_path)
 
 
@@ -207,44 +185,21 @@ def test_a_folder_is_no_table(tmp_path):
         prepare(PETS, tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("@relation x\n@attribute a real\n@data\n1,2\n", "2 values for 1 attributes"),
-        ("@relation x\n@attribute a real\n@data\n{0 1}\n", "sparse"),
-        ("@relation x\n@attribute a {u,v}\n@data\nw\n", "undeclared values: w"),
-        ("@relation x\n@attribute a real\n@data\nw\n", "declared numeric"),
-        ("@relation x\n@attribute a date\n@data\n1\n", "type 'date'"),
-        ("@relation x\n@attribute a string [0,1]\n@data\n1\n", r"type 'string \[0,1\]'"),
-        ("@relation x\n@attribute\n@data\n1\n", "cannot read the attribute"),
-        ("a,b\n1,2\n", "not an ARFF header"),
-        ("@relation x\n@attribute a real\n", "no @data"),
-    ],
-)
-def test_what_arff_may_not_hold(tmp_path, text, complaint):
-    (tmp_path / "x.arff").write_text(text)
-    with pytest.raises(DataError, match=complaint):
-        read_arff(tmp_path / "x.arff")
-
-
-def test_arff_quotes(tmp_path):
-    text = '@relation x\n@attribute "a b" {"x, y","q\'s"}\n@attribute c string\n@data\n"x, y",plain\n"x, y","?"\n'
-    (tmp_path / "x.arff").write_text(text)
-    frame = read_arff(tmp_path / "x.arff")
-    assert list(frame.columns) == ["a b", "c"]
-    assert frame["a b"].tolist() == ["x, y", "x, y"]
-    assert frame["c"].tolist() == ["plain", "?"]  # in quotes it is a value
-
-
-@pytest.mark.parametrize("kind", ["numeric [0,1]", "REAL[0.0, 1.0]", "integer [0, 1]"])
-def test_arff_with_a_byte_order_mark_and_ranges(tmp_path, kind):
-    text = f"@relation x\n@attribute a {kind}\n@data\n1\n?\n2\n"
-    (tmp_path / "x.arff").write_text(text, encoding="utf-8-sig")
-    np.testing.assert_array_equal(read_arff(tmp_path / "x.arff")["a"], [1.0, np.nan, 2.0])
+def test_arff_is_an_error_that_names_the_parquet_file(tmp_path):
+    url = "https://data.openml.org/datasets/0000/1590/dataset_1590.pq"
+    (tmp_path / "tabular").mkdir()
+    path = tmp_path / "tabular" / "adult.ARFF"
+    path.write_text("@relation adult")
+    for act in (lambda: prepare("adult", path, tmp_path), lambda: load_table("adult", tmp_path)):
+        with pytest.raises(DataError) as caught:
+            act()
+        assert f"{path} is an ARFF file" in caught.value.problems[0]
+        assert url in caught.value.problems[0]
+        assert "splitfg data fetch adult" in caught.value.hint
 
 
 def test_loaders_check_the_kind(tmp_path):
-    with pytest.raises(DataError, match="not what this loader reads"):
+    with pytest.raises(DataError, match="is a TextSet; expected a TableSet"):
         load_table("wikipedia", tmp_path)
     assert find_dataset("adult").targets == ("income", "class")
 

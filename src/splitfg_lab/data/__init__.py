@@ -1,15 +1,14 @@
-"""Data: find, fetch, prepare, verify, load.
+"""Find, fetch, prepare, verify and load data.
 
-The data folder is ``SPLITFG_DATA``, else ``data`` in the platform's cache folder. In it:
+The data folder is ``SPLITFG_DATA``, else ``data`` in the user's cache folder. It contains:
 
-- raw files, as fetched or put there by hand: ``tabular/NAME.parquet`` (or csv, arff), ``images/`` with the official
-  CIFAR archives, ``text/`` with WikiText's raw lines, token shards and ``gpt2_bpe/``; every entry of the catalogue
-  lists the names it is recognised by (``DataSet.raw``);
-- ``prepared/NAME/`` with plain arrays and ``meta.json``, made by :func:`prepare` or on first use by a loader, and made
-  again where a raw file it was made from has been replaced by another. Where the folder is read-only, prepared data
-  goes to a folder of its own in the cache.
+- raw files, fetched or copied by hand: ``tabular/NAME.parquet`` (or csv), ``images/`` with CIFAR's official binary
+  archives, ``text/`` with WikiText's raw lines, token shards and ``gpt2_bpe/``. ``DataSet.raw`` lists the file names
+  of every data set;
+- ``prepared/NAME/`` with plain arrays and ``meta.json``. :func:`prepare` or the first call of a loader writes it, and
+  loaders write it again if a raw file changed. If the data folder is read-only, prepared data goes to the cache folder.
 
-Importing this package imports neither torch nor numpy nor pandas: names are loaded when they are used.
+Importing this package imports neither torch nor numpy nor pandas: names are loaded on first use.
 """
 
 from __future__ import annotations

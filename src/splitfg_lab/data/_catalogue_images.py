@@ -1,8 +1,8 @@
-"""CIFAR: the official archives and batches, with the checksums that are public."""
+"""CIFAR: the official binary archives and batches, with published checksums."""
 
 from __future__ import annotations
 
-from splitfg_lab.data.specs import Download, ImageFile, ImageSet, Known
+from splitfg_lab.data.specs import Download, ImageFile, ImageSet, Known, Unsupported
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
@@ -11,8 +11,11 @@ def _cifar_raw(*names: str) -> tuple[str, ...]:
     return tuple(pattern for name in names for pattern in (f"images/{name}", name))
 
 
-def _cifar10(name: str, rows: int, suffix: str, digest: str) -> ImageFile:
-    return ImageFile(name + suffix, "test" if name == "test_batch" else "train", rows, (Known(digest),))
+def _python_version(archive: str, folder: str, binary: str) -> Unsupported:
+    return Unsupported(
+        _cifar_raw(archive, folder),
+        f"the python version, whose pickles can run code when read: use the same images in {binary} ({_CIFAR}{binary})",
+    )
 
 
 _CIFAR10_SHA256 = (
@@ -22,14 +25,6 @@ _CIFAR10_SHA256 = (
     ("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
     ("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
     ("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
-)
-_CIFAR10_MD5 = (
-    ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
-    ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
-    ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
-    ("data_batch_4", "634d18415352ddfa80567beed471001a"),
-    ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
-    ("test_batch", "40351d587109b95175f43aff81a1287e"),
 )
 
 CIFAR10 = ImageSet(
@@ -45,12 +40,14 @@ CIFAR10 = ImageSet(
             "md5:c32a1d4ab5d03f1284b67883e8d87530",
         ),
     ),
-    raw=_cifar_raw("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cifar-10-batches-bin", "cifar-10-batches-py"),
+    raw=_cifar_raw("cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
+    unsupported=_python_version("cifar-10-python.tar.gz", "cifar-10-batches-py", "cifar-10-binary.tar.gz"),
     classes=10,
     label_bytes=1,
-    label_key="labels",
-    binary=tuple(_cifar10(name, 10_000, ".bin", f"sha256:{sha}") for name, sha in _CIFAR10_SHA256),
-    python=tuple(_cifar10(name, 10_000, "", f"md5:{md5}") for name, md5 in _CIFAR10_MD5),
+    files=tuple(
+        ImageFile(f"{name}.bin", "test" if name == "test_batch" else "train", 10_000, (Known(f"sha256:{sha}"),))
+        for name, sha in _CIFAR10_SHA256
+    ),
 )
 
 _CLASS_ORDER = "the official images and splits, stored class by class: shuffle"
@@ -68,11 +65,11 @@ CIFAR100 = ImageSet(
             "md5:03b5dce01913d631647c71ecec9e9cb8",
         ),
     ),
-    raw=_cifar_raw("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz", "cifar-100-binary", "cifar-100-python"),
+    raw=_cifar_raw("cifar-100-binary.tar.gz", "cifar-100-binary"),
+    unsupported=_python_version("cifar-100-python.tar.gz", "cifar-100-python", "cifar-100-binary.tar.gz"),
     classes=100,
     label_bytes=2,
-    label_key="fine_labels",
-    binary=(
+    files=(
         ImageFile(
             "train.bin",
             "train",
@@ -91,9 +88,5 @@ CIFAR100 = ImageSet(
                 Known("sha256:b1a3acbb035950f9f6bfbe8745c9a6f1931e5197b60b098631b6b2dae4ed0180", _CLASS_ORDER),
             ),
         ),
-    ),
-    python=(
-        ImageFile("train", "train", 50_000, (Known("md5:16019d7e3df5f24257cddd939b257f8d"),)),
-        ImageFile("test", "test", 10_000, (Known("md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),)),
     ),
 )

@@ -1,22 +1,42 @@
-"""The eight tables of the paper, with the counts of its table of data sets.
+"""The eight tables of the paper, with the counts that the paper gives.
 
-OpenML publishes no checksum of its parquet files: rows, columns and classes are counted instead.
+OpenML publishes no checksums of its parquet files, so ``prepare`` counts rows, columns and classes.
 """
 
 from __future__ import annotations
 
-from splitfg_lab.data.specs import Download, TableSet
+from typing import TypedDict
+
+from splitfg_lab.data.specs import Download, TableSet, Unsupported
 
 _COUNTED = "rows, columns and classes are counted; OpenML publishes no checksum of its parquet files"
 
 
-def _openml(name: str, data_id: int) -> tuple[Download, ...]:
+class _Files(TypedDict):
+    """Arguments of a :class:`TableSet` that follow from its id at OpenML."""
+
+    downloads: tuple[Download, ...]
+    raw: tuple[str, ...]
+    unsupported: Unsupported
+    openml: int
+
+
+def _openml(data_id: int, *stems: str) -> _Files:
+    """Return the files of a table at OpenML, which local files may name by any of ``stems``."""
     url = f"https://data.openml.org/datasets/{data_id // 10000:04d}/{data_id:04d}/dataset_{data_id}.pq"
-    return (Download(f"tabular/{name}.parquet", (url,)),)
+    return _Files(
+        downloads=(Download(f"tabular/{stems[0]}.parquet", (url,)),),
+        raw=_tables(*stems),
+        unsupported=Unsupported(
+            tuple(f"tabular/{stem}.arff" for stem in stems),
+            f"an ARFF file, which splitfg does not read: use OpenML's parquet file of the same table ({url})",
+        ),
+        openml=data_id,
+    )
 
 
 def _tables(*stems: str) -> tuple[str, ...]:
-    return tuple(f"tabular/{stem}.{suffix}" for stem in stems for suffix in ("parquet", "csv", "arff"))
+    return tuple(f"tabular/{stem}.{suffix}" for stem in stems for suffix in ("parquet", "csv"))
 
 
 ADULT = TableSet(
@@ -25,8 +45,7 @@ ADULT = TableSet(
     origin="UCI; OpenML 1590",
     licence="CC BY 4.0",
     verified=_COUNTED,
-    downloads=_openml("adult", 1590),
-    raw=_tables("adult"),
+    **_openml(1590, "adult"),
     task="binary",
     targets=("income", "class"),
     drop=("split",),
@@ -43,7 +62,6 @@ ADULT = TableSet(
     rows=48_842,
     features=14,
     classes=2,
-    openml=1590,
 )
 
 HIGGS_SMALL = TableSet(
@@ -52,14 +70,12 @@ HIGGS_SMALL = TableSet(
     origin="UCI HIGGS, the 98,050 rows of OpenML 23512",
     licence="CC BY 4.0",
     verified=_COUNTED,
-    downloads=_openml("higgs_small", 23512),
-    raw=_tables("higgs_small", "higgs"),
+    **_openml(23512, "higgs_small", "higgs"),
     task="binary",
     targets=("class",),
     rows=98_050,
     features=28,
     classes=2,
-    openml=23512,
 )
 
 OTTO = TableSet(
@@ -84,14 +100,12 @@ COVERTYPE = TableSet(
     origin="UCI; OpenML 1596",
     licence="CC BY 4.0",
     verified=_COUNTED,
-    downloads=_openml("covertype", 1596),
-    raw=_tables("covertype", "covtype"),
+    **_openml(1596, "covertype", "covtype"),
     task="multiclass",
     targets=("Cover_Type", "class"),
     rows=581_012,
     features=54,
     classes=7,
-    openml=1596,
 )
 
 CALIFORNIA = TableSet(
@@ -100,13 +114,11 @@ CALIFORNIA = TableSet(
     origin="StatLib, Pace and Barry 1997; OpenML 537",
     licence="public, no licence stated",
     verified=_COUNTED,
-    downloads=_openml("california", 537),
-    raw=_tables("california", "california_housing"),
+    **_openml(537, "california", "california_housing"),
     task="regression",
     targets=("medianHouseValue",),
     rows=20_640,
     features=8,
-    openml=537,
 )
 
 HOUSE_16H = TableSet(
@@ -115,13 +127,11 @@ HOUSE_16H = TableSet(
     origin="DELVE, US Census Bureau; OpenML 574",
     licence="public, no licence stated",
     verified=_COUNTED,
-    downloads=_openml("house_16h", 574),
-    raw=_tables("house_16h", "house_16H"),
+    **_openml(574, "house_16h", "house_16H"),
     task="regression",
     targets=("target", "price"),
     rows=22_784,
     features=16,
-    openml=574,
 )
 
 DIAMOND = TableSet(
@@ -130,14 +140,12 @@ DIAMOND = TableSet(
     origin="ggplot2, Kaggle; OpenML 42225",
     licence="MIT (ggplot2)",
     verified=_COUNTED,
-    downloads=_openml("diamond", 42225),
-    raw=_tables("diamond", "diamonds"),
+    **_openml(42225, "diamond", "diamonds"),
     task="regression",
     targets=("price",),
     categorical=("cut", "color", "clarity"),
     rows=53_940,
     features=9,
-    openml=42225,
 )
 
 BLACK_FRIDAY = TableSet(
@@ -146,14 +154,12 @@ BLACK_FRIDAY = TableSet(
     origin="Kaggle; OpenML 41540",
     licence="use, do not redistribute",
     verified=_COUNTED,
-    downloads=_openml("black_friday", 41540),
-    raw=_tables("black_friday"),
+    **_openml(41540, "black_friday"),
     task="regression",
     targets=("Purchase",),
     categorical=("Gender", "Age", "City_Category", "Stay_In_Current_City_Years"),
     rows=166_821,
     features=9,
-    openml=41540,
 )
 
 TABLES = (ADULT, HIGGS_SMALL, OTTO, COVERTYPE, CALIFORNIA, HOUSE_16H, DIAMOND, BLACK_FRIDAY)

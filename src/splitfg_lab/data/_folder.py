@@ -1,4 +1,4 @@
-"""Where data lies: the data folder, the cache folder, and what is recognised in them."""
+"""The data folder, the cache folder, and the raw files in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,19 @@ VARIABLE = "SPLITFG_DATA"
 
 
 def cache_folder() -> Path:
-    """The platform's cache folder: ``~/.cache/splitfg`` on Linux, honouring ``XDG_CACHE_HOME``."""
+    """Return the cache folder of this user: ``~/.cache/splitfg`` on Linux, honouring ``XDG_CACHE_HOME``."""
+    from platformdirs import user_cache_path
+
+    folder = user_cache_path("splitfg", appauthor=False, opinion=False)
+    earlier = _earlier_cache_folder()
+    return earlier if earlier.is_dir() and not folder.is_dir() else folder
+
+
+def _earlier_cache_folder() -> Path:
+    """Return the folder that releases before platformdirs used, so that its data is still found.
+
+    It differs where platformdirs honours ``XDG_CACHE_HOME`` on macOS, or finds Windows' folder in the registry.
+    """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
@@ -28,17 +41,18 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """``SPLITFG_DATA`` where it is set, else ``data`` in the cache folder."""
+    """Return ``SPLITFG_DATA`` if it is set, else ``data`` in the cache folder."""
     named = os.environ.get(VARIABLE)
     return Path(named).expanduser() if named else cache_folder() / "data"
 
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A data folder and the place where its prepared data goes.
+    """A data folder, and the folder for its downloads and prepared data.
 
-    Raw files are recognised below ``root`` (see ``DataSet.raw``). What is fetched or prepared goes to ``work``: the
-    folder itself, or, where that is read-only, a folder of its own in the cache.
+    Attributes:
+        root: The data folder, searched for raw files (see ``DataSet.raw``).
+        work: Where downloads and prepared data go: ``root`` itself, or a folder in the cache if ``root`` is read-only.
     """
 
     root: Path
@@ -46,10 +60,10 @@ class DataFolder:
 
     @classmethod
     def at(cls, folder: Path | str | None) -> DataFolder:
-        """The data folder at a path, or the default one.
+        """Open the data folder at a path, or the default one.
 
         Raises:
-            DataError: A folder was named, and it is not there or not a folder.
+            DataError: The path does not exist or is not a folder.
         """
         root = data_folder() if folder is None else Path(folder).expanduser()
         named = folder is not None or bool(os.environ.get(VARIABLE))
@@ -60,31 +74,38 @@ class DataFolder:
         return cls(root, root if _writable(root) else _stand_in(root))
 
     def raw(self, data: DataSet, split: str = "") -> list[Path]:
-        """The files recognised as a data set (or one of its splits), by the first pattern that finds any.
+        """List the raw files of a data set (or of a split), by the first pattern that matches any.
 
-        Where a pattern finds none, its ending may also be in capitals: ``adult.CSV``.
+        If a pattern matches no file, its ending may be in capitals: ``adult.CSV``.
         """
-        for pattern in data.raw:
+        return self._first([pattern.replace("{split}", split) for pattern in data.raw])
+
+    def unsupported(self, data: DataSet) -> list[Path]:
+        """List files of a data set in a format that splitfg does not read."""
+        return self._first(data.unsupported.patterns) if data.unsupported else []
+
+    def _first(self, patterns: Sequence[str]) -> list[Path]:
+        for pattern in patterns:
             for place in (self.root, self.work):
-                found = _matching(place, pattern.replace("{split}", split)) if place.is_dir() else []
+                found = _matching(place, pattern) if place.is_dir() else []
                 if found:
                     return found
         return []
 
     def prepared(self, data: DataSet, split: str = "") -> Path:
-        """Where a prepared data set (or one of its splits) lies or would lie."""
+        """Return the folder for a prepared data set (or split), which may not exist yet."""
         below = Path("prepared", data.name, split)
         return self.root / below if (self.root / below).is_dir() else self.work / below
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """The files of a pattern; else those whose endings alone are written otherwise."""
+    """List the files that match a pattern; if there are none, ignore the case of the ending."""
     otherwise = (path for path in folder.glob(_any_case_ending(pattern)) if not path.match(pattern))
     return sorted(folder.glob(pattern)) or sorted(otherwise)
 
 
 def _any_case_ending(pattern: str) -> str:
-    """``a.csv`` as ``a.[cC][sS][vV]``."""
+    """Convert ``a.csv`` to ``a.[cC][sS][vV]``."""
     ending = re.search(r"(\.\w+)*$", pattern)
     assert ending is not None  # it may be empty
     letters = (f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in ending[0])
@@ -92,7 +113,7 @@ def _any_case_ending(pattern: str) -> str:
 
 
 def _writable(root: Path) -> bool:
-    """Whether to write below a folder. One whose permissions say read-only is left alone, even by root."""
+    """Return whether to write below a folder: not if its permissions are read-only, even as root."""
     while not root.exists():
         root = root.parent
     anyone = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -100,6 +121,6 @@ def _writable(root: Path) -> bool:
 
 
 def _stand_in(root: Path) -> Path:
-    real = os.path.realpath(root)  # unlike Path.resolve, it lets a link to itself be
+    real = os.path.realpath(root)  # unlike Path.resolve, accepts a link to itself
     key = hashlib.sha256(real.encode()).hexdigest()[:12]
     return cache_folder() / "read-only" / f"{Path(real).name}-{key}"

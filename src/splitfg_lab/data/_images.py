@@ -1,24 +1,26 @@
-"""CIFAR archives, python or binary, to plain arrays: ``train_x`` and ``test_x`` (N, 3, 32, 32), labels (N,), uint8."""
+"""CIFAR's binary batches to plain arrays: ``train_x`` and ``test_x`` (N, 3, 32, 32), labels (N,), uint8."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitfg.errors import DataError, shorten
-from splitfg_lab.data._literal_pickle import Array, read_literals
 from splitfg_lab.data._prepared import Built, Meta, Stored, open_array
 from splitfg_lab.data._source import Member, members, reading
 from splitfg_lab.data._writing import HashingWriter, OnProgress
 from splitfg_lab.data.specs import ImageFile, ImageSet
 
+SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
+MOST_BYTES = 1 << 30
+"""Limit for the contents of an archive; CIFAR's have 184 MB."""
 Bytes: TypeAlias = NDArray[np.uint8]
 
 
@@ -33,54 +35,71 @@ def build_images(data: ImageSet, paths: Sequence[Path], folder: Path, progress: 
     """Write the arrays of an image set into an empty folder.
 
     Raises:
-        DataError: Files are missing, damaged, or not the known ones.
+        DataError: Files are missing, damaged, of the wrong size, or not the official ones.
     """
-    with members(paths) as found:
-        layout, chosen = _choose_layout(data, found, paths)
+    with members(paths, most_bytes=MOST_BYTES) as found:
+        chosen = _choose(data, found, paths)
         stored: dict[str, Stored] = {}
         notes: set[str] = set()
         for split in ("train", "test"):
-            files = [file for file in layout if file.split == split]
+            files = [file for file in data.files if file.split == split]
             batches = (_read(data, file, chosen[file.name], progress) for file in files)
             stored |= _write_split(folder, split, batches, notes)
     counts = {split: stored[f"{split}_y.u8"].shape[0] for split in ("train", "test")}
-    used = sorted({chosen[file.name].path for file in layout})
+    used = sorted({member.path for member in chosen.values()})
     return Built(stored, counts, "; ".join(sorted(notes)), used)
 
 
-def _choose_layout(
-    data: ImageSet, found: Sequence[Member], paths: Sequence[Path]
-) -> tuple[tuple[ImageFile, ...], dict[str, Member]]:
-    """The first layout all of whose files are there."""
+def _choose(data: ImageSet, found: Sequence[Member], paths: Sequence[Path]) -> dict[str, Member]:
+    """Find the member of every file, and validate all sizes before any pixel is read."""
     named = {member.name: member for member in found}
-    problems = []
-    for title, layout in (("binary", data.binary), ("python", data.python)):
-        missing = [file.name for file in layout if file.name not in named]
-        if not missing:
-            return layout, named
-        problems.append(f"as the {title} version it lacks {shorten(missing)}")
-    raise DataError(
-        f"{shorten(paths)} does not hold {data.title}",
-        problems,
-        "give the official archive (.tar.gz) or the folder it unpacks to",
-    )
+    missing = [file.name for file in data.files if file.name not in named]
+    if missing:
+        raise _not_this_set(data, missing, sorted(named), paths)
+    problems = [problem for file in data.files if (problem := _size_problem(data, file, named[file.name].size))]
+    if problems:
+        raise DataError(f"{shorten(paths)} does not hold {data.title}", problems, "get the official archive again")
+    return {file.name: named[file.name] for file in data.files}
+
+
+def _not_this_set(data: ImageSet, missing: Sequence[str], names: Sequence[str], paths: Sequence[Path]) -> DataError:
+    problems = [f"missing: {shorten(missing)}", f"found instead: {shorten(names) or 'no files'}"]
+    hint = "give the official binary archive (.tar.gz), or the folder that it unpacks to"
+    if data.unsupported and {Path(file.name).stem for file in data.files} <= set(names):
+        problems, hint = [f"it is {data.unsupported.reason}"], f"fetch it: splitfg data fetch {data.name}"
+    return DataError(f"{shorten(paths)} does not hold the binary version of {data.title}", problems, hint)
+
+
+def _size_problem(data: ImageSet, file: ImageFile, size: int) -> str:
+    record = data.label_bytes + PIXELS
+    if size == file.rows * record:
+        return ""
+    expected = f"{file.name} has {size:,} bytes; {file.rows:,} images of 3 x 32 x 32 need {file.rows * record:,}"
+    if size % record:
+        return f"{expected}: it is truncated, or its images have another size"
+    return f"{expected}: it holds {size // record:,} images"
 
 
 def _read(data: ImageSet, file: ImageFile, member: Member, progress: OnProgress) -> _Batch:
     with reading(member.path), member.open() as stream:
-        blob = stream.read()
+        blob = stream.read(member.size)
     progress(file.name, len(blob), len(blob))
+    problem = _size_problem(data, file, len(blob))
+    if problem:
+        raise DataError(problem)
     note = _recognise(file, blob)
-    pixels, labels = _parse_binary(data, file, blob) if file in data.binary else _parse_python(data, file, blob)
-    if len(labels) != file.rows:
-        raise DataError(f"{file.name} holds {len(labels):,} images; {file.rows:,} belong there")
-    if labels.size and int(labels.max()) >= data.classes:
-        raise DataError(f"{file.name} holds the label {labels.max()}; {data.name} has {data.classes} classes")
-    return _Batch(pixels, labels, note)
+    rows = np.frombuffer(blob, dtype=np.uint8).reshape(file.rows, -1)
+    labels = rows[:, data.label_bytes - 1]
+    if int(labels.max()) >= data.classes:
+        raise DataError(
+            f"{file.name} has the label {labels.max()} (image {int(labels.argmax()):,}); the {data.classes} classes of "
+            f"{data.name} are numbered 0 to {data.classes - 1}"
+        )
+    return _Batch(rows[:, data.label_bytes :], labels, note)
 
 
 def _recognise(file: ImageFile, blob: bytes) -> str:
-    """The note of the known content that this is."""
+    """Return the note of the known content that ``blob`` is."""
     for known in file.known:
         algorithm, _, expected = known.digest.partition(":")
         if hashlib.new(algorithm, blob).hexdigest() == expected:
@@ -88,32 +107,12 @@ def _recognise(file: ImageFile, blob: bytes) -> str:
     if file.known:
         raise DataError(
             f"{file.name} is not the official file: its checksum differs from {file.known[0].digest}",
-            hint="get the archive again; it is damaged or was changed",
+            hint="get the archive again: it is damaged, or somebody changed it",
         )
     return ""
 
 
-def _parse_binary(data: ImageSet, file: ImageFile, blob: bytes) -> tuple[Bytes, Bytes]:
-    record = data.label_bytes + PIXELS
-    if len(blob) % record:
-        raise DataError(f"{file.name} has {len(blob):,} bytes, not a multiple of {record}: it is truncated")
-    rows = np.frombuffer(blob, dtype=np.uint8).reshape(-1, record)
-    return rows[:, data.label_bytes :], rows[:, data.label_bytes - 1]
-
-
-def _parse_python(data: ImageSet, file: ImageFile, blob: bytes) -> tuple[Bytes, Bytes]:
-    value = read_literals(blob)
-    pixels, labels = value.get(b"data"), value.get(data.label_key.encode())
-    if not isinstance(pixels, Array) or not isinstance(labels, list):
-        raise DataError(f"{file.name} holds no 'data' array and {data.label_key!r} list")
-    if pixels.shape != (len(labels), PIXELS):
-        raise DataError(f"{file.name} holds pixels of shape {pixels.shape} for {len(labels):,} labels")
-    if not all(type(label) is int and 0 <= label < 256 for label in labels):
-        raise DataError(f"{file.name} holds labels that are no small integers")
-    return np.frombuffer(pixels.data, dtype=np.uint8).reshape(pixels.shape), np.array(labels, dtype=np.uint8)
-
-
-def _write_split(folder: Path, split: str, batches: Any, notes: set[str]) -> dict[str, Stored]:
+def _write_split(folder: Path, split: str, batches: Iterable[_Batch], notes: set[str]) -> dict[str, Stored]:
     labels = []
     with HashingWriter(folder / f"{split}_x.u8") as x:
         for batch in batches:
@@ -124,20 +123,20 @@ def _write_split(folder: Path, split: str, batches: Any, notes: set[str]) -> dic
         y.write(np.concatenate(labels).tobytes())
     rows = y.bytes
     return {
-        f"{split}_x.u8": Stored("uint8", (rows, 3, 32, 32), x.bytes, x.sha256),
+        f"{split}_x.u8": Stored("uint8", (rows, *SHAPE), x.bytes, x.sha256),
         f"{split}_y.u8": Stored("uint8", (rows,), y.bytes, y.sha256),
     }
 
 
 def recount_images(data: ImageSet, folder: Path, meta: Meta) -> list[str]:
-    """What a fresh count of prepared images finds wrong."""
+    """Count prepared images and classes again, and return every difference from the catalogue."""
     problems = []
     for split in ("train", "test"):
         labels = open_array(folder, meta, f"{split}_y.u8")
-        expected = sum(file.rows for file in data.binary if file.split == split)
+        expected = sum(file.rows for file in data.files if file.split == split)
         classes = len(np.unique(labels))
         if len(labels) != expected:
-            problems.append(f"{split} has {len(labels):,} images; {expected:,} belong there")
+            problems.append(f"{split} has {len(labels):,} images; expected {expected:,}")
         if classes != data.classes or int(labels.max(initial=0)) >= data.classes:
-            problems.append(f"{split} has {classes} classes; {data.classes} belong there")
+            problems.append(f"{split} has {classes} classes; expected {data.classes}")
     return problems

@@ -1,6 +1,6 @@
-"""What a user hands over: files, folders, archives, seen as a list of members that can be opened.
+"""Files, folders and archives as a list of members that can be opened.
 
-Archives are never unpacked: members are read as streams, so nothing an archive says can name a place to write to.
+Archives are never unpacked: members are read as streams, so an archive cannot choose a path to write to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from splitfg.errors import DataError, shorten
+from splitfg.errors import DataError
 
 MOST_MEMBERS = 10_000
 MOST_BYTES = 8 << 30
@@ -25,7 +25,14 @@ _TAR = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 @dataclass(frozen=True)
 class Member:
-    """One readable file: its plain name, where it lies on disk (itself or its archive), its size, how to open it."""
+    """One readable file.
+
+    Attributes:
+        name: Name without folders.
+        path: The file itself, or its archive.
+        size: Bytes, as the file system or the archive states them.
+        open: Opens the file for reading.
+    """
 
     name: str
     path: Path
@@ -33,31 +40,35 @@ class Member:
     open: Callable[[], IO[bytes]]
 
     def ends_with(self, *endings: str) -> bool:
-        """Whether the name has one of these endings, in small letters or capitals."""
+        """Return whether the name has one of these endings, regardless of case."""
         return self.name.lower().endswith(endings)
 
 
 @contextmanager
-def members(paths: Sequence[Path]) -> Iterator[list[Member]]:
-    """All files in the given files, folders and archives, without those that macOS adds (``__MACOSX/``, ``._NAME``).
+def members(paths: Sequence[Path], *, most_bytes: int = MOST_BYTES) -> Iterator[list[Member]]:
+    """List all files in files, folders and archives, except those that macOS adds (``__MACOSX/``, ``._NAME``).
+
+    Args:
+        paths: Files, folders and archives.
+        most_bytes: Limit for the unpacked contents of an archive.
 
     Raises:
-        DataError: A path does not exist, or an archive is damaged, too large or holds unsafe names.
+        DataError: A path does not exist, or an archive is damaged, too large or contains unsafe names.
     """
     missing = [f"{path} does not exist" for path in paths if not path.exists()]
     if missing:
-        raise DataError("nothing to read", missing)
+        raise DataError("cannot read the source", missing)
     with ExitStack() as stack:
         found: list[Member] = []
         for path in paths:
             with reading(path):
-                found += _open(path, stack)
+                found += _open(path, stack, most_bytes)
         yield found
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file raises into one error that names it."""
+    """Convert the errors that damaged files cause into a :class:`DataError` that names ``path``."""
     try:
         yield
     except (
@@ -80,19 +91,19 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _open(path: Path, stack: ExitStack) -> list[Member]:
+def _open(path: Path, stack: ExitStack, most_bytes: int) -> list[Member]:
     if path.is_dir():
         return [_plain(file) for file in _files_in(path)]
     name = path.name.lower()
     if name.endswith(".zip"):
-        return _zip(path, stack.enter_context(zipfile.ZipFile(path)))
+        return _zip(path, stack.enter_context(zipfile.ZipFile(path)), most_bytes)
     if name.endswith(_TAR):
-        return _tar(path, stack.enter_context(tarfile.open(path)))
+        return _tar(path, stack.enter_context(tarfile.open(path)), most_bytes)
     return [_plain(path)]
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files of a folder and of the folders in it; one that links lead to twice counts once."""
+    """List the files of a folder and of its subfolders; a file that two links point to counts once."""
     listed = sorted(folder.glob("*")) + sorted(folder.glob("*/*"))
     found: dict[tuple[str, Path], Path] = {}
     for file in listed:
@@ -102,7 +113,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _of_macos(name: str) -> bool:
-    """Whether a file holds what macOS keeps beside the files of others."""
+    """Return whether macOS added a file for its own use."""
     path = PurePosixPath(name)
     return "__MACOSX" in path.parts or path.name.startswith("._") or path.name == ".DS_Store"
 
@@ -111,9 +122,11 @@ def _plain(path: Path) -> Member:
     return Member(path.name, path, path.stat().st_size, lambda: path.open("rb"))
 
 
-def _zip(path: Path, archive: zipfile.ZipFile) -> list[Member]:
+def _zip(path: Path, archive: zipfile.ZipFile, most_bytes: int) -> list[Member]:
     entries = [info for info in archive.infolist() if not info.is_dir()]
-    _refuse_unsafe(path, [(info.filename, info.file_size) for info in entries])
+    guard = _Guard(path, most_bytes)
+    for info in entries:
+        guard.add(info.filename, info.file_size)
     if any(info.flag_bits & 1 for info in entries):
         raise DataError(f"{path} is encrypted", hint="unpack it and give the folder instead")
 
@@ -124,9 +137,13 @@ def _zip(path: Path, archive: zipfile.ZipFile) -> list[Member]:
     return [Member(PurePosixPath(i.filename).name, path, i.file_size, opener(i)) for i in kept]
 
 
-def _tar(path: Path, archive: tarfile.TarFile) -> list[Member]:
-    entries = [info for info in archive if info.isfile()]
-    _refuse_unsafe(path, [(info.name, info.size) for info in entries])
+def _tar(path: Path, archive: tarfile.TarFile, most_bytes: int) -> list[Member]:
+    guard = _Guard(path, most_bytes)
+    entries = []
+    for info in archive:
+        # tarfile decompresses a member when it moves on to the next one: raise before that
+        guard.add(info.name, info.size)
+        entries += [info] if info.isfile() else []
 
     def opener(info: tarfile.TarInfo) -> Callable[[], IO[bytes]]:
         def open_member() -> IO[bytes]:
@@ -140,16 +157,28 @@ def _tar(path: Path, archive: tarfile.TarFile) -> list[Member]:
     return [Member(PurePosixPath(i.name).name, path, i.size, opener(i)) for i in kept]
 
 
-def _refuse_unsafe(path: Path, entries: Sequence[tuple[str, int]]) -> None:
-    """Refuse archives that no honest publisher makes. Nothing is unpacked, so this is a second line of defence."""
-    problems = []
-    unsafe = [name for name, _ in entries if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts]
-    total = sum(size for _, size in entries)
-    if unsafe:
-        problems.append(f"it holds names that point outside: {shorten(unsafe, 3)}")
-    if len(entries) > MOST_MEMBERS:
-        problems.append(f"it holds {len(entries):,} files; at most {MOST_MEMBERS:,} are accepted")
-    if total > MOST_BYTES:
-        problems.append(f"it would unpack to {total:,} bytes; at most {MOST_BYTES:,} are accepted")
-    if problems:
-        raise DataError(f"{path} is refused", problems)
+@dataclass
+class _Guard:
+    """Raises :class:`DataError` for an archive that is too large or contains unsafe names.
+
+    Archives are not unpacked, so unsafe names are harmless here; no honest publisher uses them.
+    """
+
+    path: Path
+    most_bytes: int
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, name: str, size: int) -> None:
+        """Count one entry."""
+        self.count += 1
+        self.bytes += size
+        problems = []
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            problems.append(f"it contains a name that points outside of it: {name}")
+        if self.count > MOST_MEMBERS:
+            problems.append(f"it contains more than {MOST_MEMBERS:,} files")
+        if self.bytes > self.most_bytes:
+            problems.append(f"it unpacks to {self.bytes:,} bytes or more; the limit is {self.most_bytes:,}")
+        if problems:
+            raise DataError(f"{self.path} is not safe to read", problems, "get the official file again")

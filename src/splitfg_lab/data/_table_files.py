@@ -1,4 +1,4 @@
-"""Tables (parquet, csv, arff) to one typed parquet file: numbers as floats, categories as strings, target last."""
+"""Tables (parquet, csv) to one typed parquet file: numbers as floats, categories as strings, target last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from splitfg.errors import DataError, shorten
-from splitfg_lab.data._arff import read_arff
 from splitfg_lab.data._prepared import Built, Meta, Stored
 from splitfg_lab.data._source import reading
 from splitfg_lab.data._writing import OnProgress, digest_of
@@ -24,17 +23,19 @@ from splitfg_lab.data.specs import TableSet
 TABLE = "table.parquet"
 _MISSING = ("?", "")
 _NO_NUMBERS = ("NA", "N/A", "None", "null", "NULL")
-"""Words for a missing number; a category may well be called so."""
+"""Words for a missing number; in a categorical column they are values."""
 
 
 def build_table(data: TableSet, paths: Sequence[Path], folder: Path, progress: OnProgress) -> Built:
     """Write the normalised table into an empty folder.
 
     Raises:
-        DataError: The file cannot be read or is not this table; everything wrong is listed.
+        DataError: The file cannot be read, or is not this table. Lists everything wrong.
     """
     if len(paths) != 1 or not paths[0].is_file():
-        raise DataError(f"{shorten(paths) or 'nothing'} is not one table file (parquet, csv or arff)")
+        raise DataError(f"{shorten(paths) or 'nothing'} is not one table file (parquet or csv)")
+    if paths[0].suffix.lower() == ".arff":
+        raise _arff_error(data, paths[0])
     frame = normalise(data, read_table_file(paths[0]), paths[0].name)
     path = folder / TABLE
     frame.to_parquet(path, index=False)
@@ -45,45 +46,51 @@ def build_table(data: TableSet, paths: Sequence[Path], folder: Path, progress: O
     return Built({TABLE: stored}, counts, _note(data, len(frame)), paths)
 
 
+def _arff_error(data: TableSet, path: Path) -> DataError:
+    reason = data.unsupported.reason if data.unsupported else "an ARFF file, which splitfg does not read"
+    fetch = f"fetch it (splitfg data fetch {data.name}), or " if data.downloads else ""
+    return DataError(f"{path} is {reason}", hint=f"{fetch}convert the file to parquet or csv")
+
+
 def read_table_file(path: Path) -> pd.DataFrame:
-    """Any supported table file as a frame."""
+    """Read a parquet or csv file.
+
+    Raises:
+        DataError: The file is damaged or has another format.
+    """
     suffix = path.suffix.lower()
-    if suffix not in (".parquet", ".pq", ".csv", ".arff"):
-        raise DataError(f"{path.name}: tables are read from parquet, csv or arff, not {suffix or 'this'}")
+    if suffix not in (".parquet", ".pq", ".csv"):
+        raise DataError(f"{path} must be a parquet or csv file", hint="convert it, and name it .parquet or .csv")
     with reading(path):
         try:
-            if suffix == ".arff":
-                return read_arff(path)
-            if suffix == ".csv":
-                return _read_csv(path)
-            return pd.read_parquet(path)
+            return _read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
         except DataError:
             raise
-        except (ValueError, NotImplementedError) as error:  # what pyarrow and pandas raise for malformed files
-            raise DataError(f"{path} is no {suffix[1:]} file, or it is damaged: {error}") from error
+        except (ValueError, NotImplementedError) as error:  # pyarrow and pandas raise these for malformed files
+            raise DataError(f"{path} is not a {suffix[1:]} file, or it is damaged: {error}") from error
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """A csv file with a name for every column; rows that all end with a comma hold no column more."""
-    missing = ["", "?", "nan", "NaN"]  # "NA" or "None" may well be a category
+    """Read a csv file with a header. A comma at the end of every row adds no column."""
+    missing = ["", "?", "nan", "NaN"]  # "NA" or "None" may be a category
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         try:
-            # with another index_col, pandas takes a first column too many for the names of the rows
+            # with another index_col, pandas takes a surplus first column for row names
             return pd.read_csv(
                 path, index_col=False, skipinitialspace=True, keep_default_na=False, na_values=missing, low_memory=False
             )
         except pd.errors.ParserWarning as warning:
             raise DataError(
-                f"{path}: its rows hold more values than its header names columns",
-                hint="name every column in the header, or remove the values without a name",
+                f"{path}: its rows have more values than its header has names",
+                hint="name every column in the header, or remove the surplus values",
             ) from warning
 
 
 def normalise(data: TableSet, frame: pd.DataFrame, source: str) -> pd.DataFrame:
-    """The features in their order, then the target; categories as strings, everything else as floats.
+    """Return the features in their order, then the target; categories as strings, other columns as floats.
 
     Raises:
-        DataError: Lists everything in which the frame is not this table.
+        DataError: Lists every difference between the frame and this table.
     """
     frame = frame.rename(columns=str)
     by_key = {_key(column): column for column in frame.columns}
@@ -114,7 +121,7 @@ def _shape_problems(data: TableSet, frame: pd.DataFrame, target: str | None, fea
     if target is None:
         problems.append(f"no target column ({' or '.join(data.targets)}) among {shorten(list(frame.columns))}")
     elif data.features is not None and len(features) != data.features:
-        problems.append(f"{len(features)} features; {data.features} belong there")
+        problems.append(f"{len(features)} features; expected {data.features}")
     if lacking:
         problems.append(f"no column {shorten(lacking)}")
     if len(frame) == 0:
@@ -136,14 +143,14 @@ def _column(column: pd.Series[Any], categorical: bool, problems: list[str]) -> p
     words = values[numbers.isna() & present]
     infinite = int(np.isinf(numbers).sum())
     if len(words):
-        problems.append(f"{column.name} must be numeric; it holds {shorten(list(words.unique()), 3)}")
+        problems.append(f"{column.name} must be numeric; it contains {shorten(list(words.unique()), 3)}")
     if infinite:
-        problems.append(f"{column.name} holds {infinite:,} infinite values")
+        problems.append(f"{column.name} has {infinite:,} infinite values")
     return _narrowed(numbers)
 
 
 def _narrowed(numbers: pd.Series[Any]) -> pd.Series[Any]:
-    """As float32 where that loses nothing, so that a column's type does not depend on the file's format."""
+    """Convert to float32 if that is exact, so that a column's type does not depend on the file format."""
     with np.errstate(over="ignore"):
         narrow = numbers.astype("float32")
     return narrow if narrow.astype("float64").equals(numbers) else numbers
@@ -159,12 +166,12 @@ def _target(data: TableSet, column: pd.Series[Any], problems: list[str]) -> pd.S
         return values.astype("float64")
     found = sorted(values.dropna().unique())
     if data.classes is not None and len(found) != data.classes:
-        problems.append(f"{len(found)} classes ({shorten(found)}); {data.classes} belong there")
+        problems.append(f"{len(found)} classes ({shorten(found)}); expected {data.classes}")
     return values
 
 
 def _label(value: object) -> str:
-    """A category as text; whole numbers as ``3``, whether the file says 3 or 3.0."""
+    """Convert a category to text; 3 and 3.0 both become ``3``."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
@@ -175,7 +182,7 @@ def _note(data: TableSet, rows: int) -> str:
 
 
 def recount_table(data: TableSet, folder: Path, meta: Meta) -> list[str]:
-    """What a fresh count of a prepared table finds wrong."""
+    """Count the rows and columns of a prepared table again, and return every difference."""
     try:
         frame = normalise(data, pd.read_parquet(folder / TABLE), TABLE)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""What is there, and whether it still is what it was."""
+"""List prepared and raw data, and verify prepared data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from splitfg.errors import DataError
 from splitfg_lab.data._folder import DataFolder
-from splitfg_lab.data._prepare import how_to_get, splits_of
+from splitfg_lab.data._prepare import how_to_get, splits_of, unsupported_files
 from splitfg_lab.data._prepared import Meta, damage, mark_checked, mistaken, read_meta
 from splitfg_lab.data.catalogue import CATALOGUE, find_dataset
 from splitfg_lab.data.specs import DataSet, ImageSet, TableSet, TextSet
@@ -16,13 +16,13 @@ from splitfg_lab.data.specs import DataSet, ImageSet, TableSet, TextSet
 
 @dataclass(frozen=True)
 class Status:
-    """Where one data set, or one split of it, stands.
+    """State of a data set or of one of its splits.
 
     Attributes:
         name: Name of the data set.
         split: Split, or empty.
-        state: ``prepared``; ``found``: raw files are there and will be prepared on first use; ``missing``;
-            ``broken``: a prepared folder that cannot be read, or holds other data.
+        state: ``prepared``; ``found``: raw files exist and will be prepared on first use; ``missing``;
+            ``broken``: the prepared folder cannot be read, or contains other data.
         path: The prepared folder or the first raw file.
         detail: Counts and notes for people.
     """
@@ -35,7 +35,7 @@ class Status:
 
 
 def status(folder: Path | str | None = None) -> list[Status]:
-    """Where every data set of the catalogue stands. Reads names and small files only."""
+    """Return the state of every data set in the catalogue. Reads file names and small files only."""
     place = DataFolder.at(folder)
     return [_status(data, split, place) for data in CATALOGUE for split in splits_of(data)]
 
@@ -56,19 +56,20 @@ def _status(data: DataSet, split: str, place: DataFolder) -> Status:
         )
     if raw:
         return Status(data.name, split, "found", raw[0], "will be prepared on first use")
-    return Status(data.name, split, "missing", None, how_to_get(data).splitlines()[0])
+    unread = unsupported_files(data, place) or how_to_get(data).splitlines()
+    return Status(data.name, split, "missing", None, unread[0])
 
 
 def verify(data: str | DataSet, folder: Path | str | None = None) -> list[str]:
     """Hash and count prepared data again.
 
     Returns:
-        Every problem found; empty if all is well.
+        Every problem; empty if there is none.
     """
     entry, place = find_dataset(data), DataFolder.at(folder)
     prepared = {split: path for split in splits_of(entry) if (path := place.prepared(entry, split)).is_dir()}
     if not prepared:
-        return [f"{entry.name} is not prepared in {place.work}: there is nothing to verify"]
+        return [f"{entry.name} is not prepared in {place.work}: nothing to verify"]
     return [problem for split, path in prepared.items() for problem in _verify_folder(entry, split, path)]
 
 

@@ -1,4 +1,4 @@
-"""Hashes, and files and folders that are either as they were or as they should be."""
+"""Digests, and folders that replace another as a whole."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
 from splitfg.errors import DataError
-from splitfg_lab.files import flock, replacing, temporary_beside
+from splitfg_lab.files import leftovers, locked, replacing, temporary_beside
 
 CHUNK = 1 << 20
+_RETIRED = ".old"
+"""Suffix of a finished folder while another one takes its place."""
 
 OnProgress: TypeAlias = Callable[[str, int, int | None], None]
-"""Told what is being worked on, how much is done and the total where it is known (bytes)."""
+"""Called with the name of a file, the bytes done so far, and the total if it is known."""
 
 
-def silent(_what: str, _done: int, _total: int | None) -> None:
-    """Progress that nobody watches."""
+def silent(_name: str, _done: int, _total: int | None) -> None:
+    """Ignore progress."""
 
 
 def digest_of(path: Path, algorithm: str = "sha256") -> str:
-    """Hex digest of a file."""
+    """Compute the hexadecimal digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def matches(path: Path, digest: str) -> bool:
-    """Whether a file has the digest ``algorithm:hex``."""
+    """Return whether a file has the digest ``algorithm:hex``."""
     algorithm, _, expected = digest.partition(":")
     return digest_of(path, algorithm) == expected
 
 
 class HashingWriter:
-    """Writes a new file and knows its size and sha256.
+    """Writes a new file, and computes its size and sha256.
 
-    A full disk is a :class:`DataError` here, so that whoever reads while writing cannot mistake it for a bad source.
+    Raises :class:`DataError` if the disk is full, so that callers that read and write in one block do not blame the
+    file they read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +60,7 @@ class HashingWriter:
 
     @property
     def sha256(self) -> str:
-        """Hex digest of what was written so far."""
+        """Hexadecimal digest of all bytes written so far."""
         return self._hash.hexdigest()
 
     def __enter__(self) -> HashingWriter:
@@ -73,66 +76,73 @@ class HashingWriter:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a full disk or a missing permission into one error that names the place."""
+    """Convert a full disk or a missing permission into a :class:`DataError` that names ``path``."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DataError(f"cannot write {path}: {reason}. What was there before is intact.") from error
+        raise DataError(f"cannot write {path}: {reason}. Earlier data is unchanged.") from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` as a whole."""
+    """Replace the contents of ``path`` by ``data`` as a whole."""
     with writing(path), replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process works in a folder under this name, and keep them out; it ends with the process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        flock(handle, wait=True)
+def reserved(final: Path) -> Iterator[None]:
+    """Keep other processes from building the folder ``final`` during the block; wait for one that does.
+
+    Removes the unfinished folders that killed processes left next to ``final``.
+
+    Raises:
+        DataError: The folder of ``final`` cannot be written.
+    """
+    with ExitStack() as stack:
+        with writing(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(final.with_name(f".{final.name}.lock"), wait=True))
+            _clean_up(final)
         yield
-    finally:
-        os.close(handle)
+
+
+def _clean_up(final: Path) -> None:
+    """Remove the leftovers of killed processes; the caller holds the lock, so no running process uses them."""
+    for retired in leftovers(final, _RETIRED):
+        if not final.exists():  # a process was killed between the two renames of a replacement
+            retired.rename(final)
+        shutil.rmtree(retired, ignore_errors=True)
+    for temporary in leftovers(final):
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
-def building(final: Path, *, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``final`` if nothing is raised.
-
-    Args:
-        final: Where the finished folder goes.
-        replace: Whether a folder that is already there gives way. If not, the one that was there first stays: two
-            processes may prepare the same data at the same time, and both go on with the first result.
+def building(final: Path) -> Iterator[Path]:
+    """Yield an empty folder that replaces ``final`` unless the block raises. Call it inside :func:`reserved`.
 
     Raises:
-        DataError: The disk is full or the place cannot be written; what was there before is intact.
+        DataError: The disk is full or the place cannot be written; the earlier folder is unchanged.
     """
     temporary = temporary_beside(final)
     try:
         with writing(final):
             temporary.mkdir(parents=True)
             yield temporary
-            _move_into_place(temporary, final, replace)
+            _move_into_place(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move_into_place(temporary: Path, final: Path, replace: bool) -> None:
+def _move_into_place(temporary: Path, final: Path) -> None:
     if not final.exists():
-        try:
-            temporary.rename(final)
-        except OSError:
-            if not final.exists():
-                raise
-    elif replace:
-        retired = temporary.with_suffix(".old")
-        final.rename(retired)
-        try:
-            temporary.rename(final)
-        except OSError:
-            retired.rename(final)
-            raise
-        shutil.rmtree(retired, ignore_errors=True)
+        temporary.rename(final)
+        return
+    retired = temporary.with_suffix(_RETIRED)
+    final.rename(retired)
+    try:
+        temporary.rename(final)
+    except OSError:
+        retired.rename(final)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)

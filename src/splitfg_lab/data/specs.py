@@ -1,6 +1,6 @@
-"""What a data set is, as data: where it comes from, what it must contain, and how files are recognised.
+"""Descriptions of data sets: sources, expected contents, and the file names that loaders recognise.
 
-Nothing here imports more than the standard library, so that listing starts at once.
+This module imports the standard library alone, so that listing data sets is fast.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Download:
     """One file of a public source.
 
     Attributes:
-        path: Where the file lies below the data folder, fetched or put there by hand.
+        path: Path of the file below the data folder, downloaded or copied by hand.
         urls: Public addresses, tried in this order.
-        digest: ``sha256:...`` or ``md5:...`` as its publisher or a well-kept library pins it; ``None`` where no
+        digest: ``sha256:...`` or ``md5:...`` as published by its author or a maintained library; ``None`` if no
             checksum is published, in which case the contents are counted instead.
     """
 
@@ -27,19 +27,33 @@ class Download:
     digest: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSet:
-    """What every data set has.
+@dataclass(frozen=True)
+class Unsupported:
+    """Files of a data set in a format that splitfg does not read.
 
     Attributes:
-        name: The name used everywhere: commands, configs, run folders.
-        title: One line for people.
-        origin: Who made it.
-        licence: What may be done with it.
-        verified: What is checked, and what cannot be.
-        downloads: Public files; empty where there is none to fetch without an account.
-        raw: Patterns of file names below the data folder that are recognised as this set, best first.
-        by_hand: How to get it where it cannot be fetched.
+        patterns: Patterns of their names below the data folder.
+        reason: The format, and the file to use instead, for error messages.
+    """
+
+    patterns: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Attributes of every data set.
+
+    Attributes:
+        name: Name in commands, configs and run folders.
+        title: One line for listings.
+        origin: Authors or publisher.
+        licence: Licence or terms of use.
+        verified: Which checks the contents pass, and which are impossible.
+        downloads: Public files; empty if downloading needs an account.
+        raw: Patterns of file names below the data folder that hold this data set, best first.
+        unsupported: Files of this data set in another format, so that errors can name the right one.
+        by_hand: How to get the data set if it cannot be downloaded.
     """
 
     name: str
@@ -49,22 +63,24 @@ class DataSet:
     verified: str
     downloads: tuple[Download, ...] = ()
     raw: tuple[str, ...] = ()
+    unsupported: Unsupported | None = None
     by_hand: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ValueError(f"{self.name!r} names a folder: use letters, digits and underscores")
+            raise ValueError(f"name {self.name!r} must be a valid folder name: use letters, digits and underscores")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSet(DataSet):
-    """A table with one target column. Names of columns are compared without case and punctuation.
+    """A table with one target column. Column names match regardless of case and punctuation.
 
     Attributes:
-        targets: Names the target column goes by, depending on the source.
-        drop: Columns that are no features (identifiers, split marks); dropped where present.
-        categorical: Columns that hold categories; every other column must be numeric.
-        rows: Rows of the complete set; fewer are accepted and noted as a subset.
+        task: Kind of prediction.
+        targets: Possible names of the target column; they differ between sources.
+        drop: Columns that are not features (identifiers, split marks); dropped if present.
+        categorical: Columns with categories; all other columns must be numeric.
+        rows: Rows of the complete set; a table with fewer rows is noted as a subset.
         features: Number of features after ``drop``.
         classes: Number of target classes; ``None`` for regression.
         openml: Data id at openml.org.
@@ -82,7 +98,7 @@ class TableSet(DataSet):
 
 @dataclass(frozen=True)
 class Known:
-    """A known content of a file: its digest, and what to note where that content is used."""
+    """A known content of a file: its digest, and a note for results obtained with it."""
 
     digest: str
     note: str = ""
@@ -90,7 +106,7 @@ class Known:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One official batch of images; an empty ``known`` accepts any content of the right shape."""
+    """One official batch of images; an empty ``known`` accepts any content of the right size."""
 
     name: str
     split: Literal["train", "test"]
@@ -100,21 +116,17 @@ class ImageFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet(DataSet):
-    """Small colour images in CIFAR's layouts.
+    """Colour images of 32 x 32 pixels in CIFAR's binary layout.
 
     Attributes:
         classes: Number of (fine) classes.
-        label_bytes: Label bytes before the pixels of a binary record; the last one is the label used.
-        label_key: Key of the label list in a python batch.
-        binary: Files of the binary layout, in order.
-        python: Files of the python layout, in order.
+        label_bytes: Label bytes before the pixels of a record; the last one is the label.
+        files: The files, in order.
     """
 
     classes: int
     label_bytes: int
-    label_key: str
-    binary: tuple[ImageFile, ...]
-    python: tuple[ImageFile, ...]
+    files: tuple[ImageFile, ...]
 
 
 @dataclass(frozen=True)
@@ -123,10 +135,10 @@ class TextSplit:
 
     Attributes:
         name: ``train``, ``valid`` or ``test``.
-        lines: Patterns of raw-lines files (one line of text per line).
+        lines: Patterns of text files.
         tokens: Patterns of token files (little-endian uint16), plain or xz, possibly in numbered shards.
-        count: Tokens, separators included; ``None`` where any number will do.
-        sha256: Of the token stream as little-endian uint16, where known.
+        count: Tokens, separators included; ``None`` accepts any number.
+        sha256: Digest of the token stream as little-endian uint16, if known.
     """
 
     name: str
@@ -144,12 +156,16 @@ class TextSet(DataSet):
     splits: tuple[TextSplit, ...]
 
     def split(self, name: str) -> TextSplit | None:
-        """The split of that name, if there is one."""
+        """Return the split of that name, or ``None``."""
         return next((split for split in self.splits if split.name == name), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSet(DataSet):
-    """Files kept byte for byte: name and digest of each."""
+    """Files copied unchanged.
+
+    Attributes:
+        files: Name and digest of each file.
+    """
 
     files: tuple[tuple[str, str], ...]

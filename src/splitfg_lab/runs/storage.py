@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from splitfg_lab.files import replacing
+from splitfg_lab.files import locked as file_locked, replacing
 from splitfg_lab.runs._errors import RunError
 
 
@@ -50,18 +48,12 @@ def locked(folder: Path, *, wait: bool) -> Iterator[bool]:
         RunError: The lock file cannot be written.
     """
     path = folder / ".lock"
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        yield False
-        return
-    except OSError as error:
-        raise unwritable(path, error) from error
-    try:
-        yield True
-    finally:
-        lock.release()
+    with contextlib.ExitStack() as held:
+        try:
+            got = held.enter_context(file_locked(path, wait=wait))
+        except OSError as error:
+            raise unwritable(path, error) from error
+        yield got
 
 
 def unwritable(path: Path, error: OSError) -> RunError:
