@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format types bench plant-bugs clean
+.PHONY: demo test quick docs coverage lint format bench plant-bugs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,18 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The fastest meaningful tests: every room's own oracle or contract, no processes, browsers or long statistics.
+quick: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(QUICK)
+
+docs: $(READY)
+	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+# Branch coverage of the whole suite; fails below the floor. Slower than `make test`.
+coverage: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-report=html --cov-fail-under=$(FLOOR)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -17,7 +17,7 @@ from splitfg_lab.runs.storage import make_folder, write_atomic
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["UnreadableWarning", "build_report", "print_report", "write_figures"]
+__all__ = ["UnreadableWarning", "build_report", "print_report", "report_markdown", "write_figures"]
 
 
 class UnreadableWarning(UserWarning):
@@ -52,6 +52,24 @@ def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Exp
     write_atomic(out / "report.md", render_markdown(report).encode())
     write_atomic(page, render_html(report).encode())
     return page
+
+
+def report_markdown(runs: Path, results: Path, experiments: Sequence[Experiment] | None = None) -> str:
+    """Return the report as one Markdown document.
+
+    Args:
+        runs: The folder of run folders; may be missing.
+        results: The folder of recorded results files; may be missing.
+        experiments: What to report on; all shipped experiments if not given.
+
+    Warns:
+        UnreadableWarning: Some files could not be read. The report itself lists them too.
+    """
+    from splitfg_lab.report._markdown import render_markdown
+
+    report = view_report(runs, results, experiments)
+    _warn(report)
+    return render_markdown(report)
 
 
 def print_report(

@@ -1,0 +1,86 @@
+"""Write one page for every experiment with recorded runs: notes, tables and figures from ``results/``, protocol.
+
+Pages go to ``docs/results/<experiment>.md``, which git ignores. The notes are hand-written, in ``docs/notes/``; the
+tests compare every number in them with the records.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from splitfg_lab.experiments import EXPERIMENTS, Experiment
+from splitfg_lab.report import report_markdown, write_figures
+
+DOCS = Path(__file__).parents[1]
+RESULTS = DOCS.parent / "results"
+PAGES = DOCS / "results"
+FIGURES = DOCS / "_static" / "figures"
+
+_LEGEND = """\
+Numbers are means ± sample standard deviations, with the number of runs in brackets. Below them are the paper's value
+and the difference, ours minus the paper's. **Bold**: the best of those compared. ★: the best with no backward pass
+through the trunk. †: a run with another config, never part of a mean."""
+
+
+def write_pages(app: Sphinx) -> None:  # noqa: ARG001
+    """Write the pages of all shipped experiments that have recorded runs."""
+    for experiment in EXPERIMENTS:
+        if experiment.runner.startswith("splitfg_lab.") and _records(experiment).exists():
+            _replace(PAGES / f"{experiment.name}.md", page(experiment))
+
+
+def page(experiment: Experiment) -> str:
+    """Return the Markdown page of one experiment."""
+    notes = DOCS / "notes" / f"{experiment.name}.md"
+    blocks = [f"# {experiment.title}", f"{experiment.source}.", f"Run it with `splitfg run {experiment.name}`."]
+    blocks += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
+    blocks += ["## Tables", _LEGEND, _tables(experiment), *_figures(experiment)]
+    blocks += ["## Protocol", _protocol(experiment)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _records(experiment: Experiment) -> Path:
+    return RESULTS / f"{experiment.name}.json"
+
+
+def _tables(experiment: Experiment) -> str:
+    """The report's Markdown below the experiment's own heading; only its own results file is read."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / _records(experiment).name).symlink_to(_records(experiment).resolve())
+        text = report_markdown(Path(folder) / "no-runs", Path(folder), [experiment])
+    _, _, below = text.partition("\n### ")
+    if not below:
+        raise ValueError(f"the report on {experiment.name} has no table")
+    return "### " + below.strip()
+
+
+def _figures(experiment: Experiment) -> list[str]:
+    drawn = write_figures(Path("no-runs"), RESULTS, FIGURES, experiment.name, [experiment])
+    titles = {figure.key: figure.title for figure in experiment.figures}
+    shown = [f"```{{figure}} /_static/figures/{path.name}\n{titles[path.stem]}\n```" for path in drawn]
+    return ["## Figures", *shown] if shown else []
+
+
+def _protocol(experiment: Experiment) -> str:
+    """The experiment's own README, its headings two levels down and its title dropped."""
+    package = import_module(experiment.runner.partition(":")[0].rpartition(".")[0])
+    readme = Path(next(iter(package.__path__))) / "README.md"
+    _, _, body = readme.read_text(encoding="utf-8").partition("\n")
+    return re.sub(r"^#+ ", lambda found: "#" + found[0], body.strip(), flags=re.MULTILINE)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a page unless it is there already: Sphinx reads changed files again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write_pages)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,285 @@
+"""Every number in the prose of the README and of ``docs/notes``, with the recorded value it must equal.
+
+A claim is a piece of a page with ``{}`` for each number and as many values. ``fixed`` names pieces whose numbers are
+settings of a protocol, not results; a test demands that no other number stands in the prose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from docs_records import bench, by_seed, paper, recorded, reports
+
+from splitfg_lab.experiments.tabular._sets import DATA
+
+Value = float | Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A piece of prose, and the values of its numbers in order."""
+
+    text: str
+    values: tuple[Value, ...] = ()
+
+
+def claim(text: str, *values: Value) -> Claim:
+    assert text.count("{}") == len(values), text
+    return Claim(text, values)
+
+
+def fixed(*pieces: str) -> tuple[Claim, ...]:
+    return tuple(Claim(piece) for piece in pieces)
+
+
+TUNED_10, BACKPROP_10 = "backprop-adamw-lr0.0015-rho0.3-10", "backprop-adam-lr0.0015-rho1-10"
+
+
+def frozen_torch() -> float:
+    """The frozen control at the 10% budget, run with ``model.init=torch``."""
+    runs = [r for r in reports("language") if r.preset.startswith("frozen") and r.preset.endswith("-10")]
+    (found,) = [r for r in runs if r.config["model"].get("init") == "torch" and "fixed" not in r.preset]
+    return found.metrics["val_ppl"]
+
+
+def ppl(preset: str) -> Value:
+    return lambda: recorded("language", preset, "val_ppl")
+
+
+def paper_ppl(preset: str) -> Value:
+    return lambda: next(iter(paper("language", preset, "val_ppl")))
+
+
+def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> Value:
+    return lambda: of(preset)() / of(frozen)()  # type: ignore[operator]
+
+
+def toy(classes: int, metric: str) -> Value:
+    return lambda: recorded("toy_variance", f"ce-c{classes}", metric)
+
+
+def share(preset: str) -> Value:
+    return lambda: recorded("language_energy", preset, "trunk_share")
+
+
+def paper_share() -> float:
+    return next(iter(paper("language_energy", "init", "trunk_share")))
+
+
+def mib(variant: str, preset: str = "compiled-memory") -> float:
+    return recorded("language_cost", preset, f"mib/{variant}")
+
+
+def eager_ratio(K: int) -> Value:
+    return lambda: recorded("language_cost", "eager", f"ratio/split_fg-k{K}-chunk1")
+
+
+def layer_mib(variant: str) -> Value:
+    """What one more layer costs, between the deepest two trunks."""
+    return lambda: (mib(variant, "depth-64") - mib(variant, "depth-32")) / 32
+
+
+LEANEST = "split_fg-k4-chunk1-block20-lean"
+LEAN = "split_fg-k4-chunk1-block22-lean"
+
+
+def step_ratio(case: str, K: int) -> Value:
+    def value() -> float:
+        (found,) = [c for c in bench()["step"] if c["case"].startswith(case)]
+        return found["ratio_to_backprop"][f"split_fg_k{K}"]
+
+    return value
+
+
+def bench_ratio(part: str, metric: str, name: str, base: str) -> Value:
+    return lambda: bench()[part][metric][name] / bench()[part][metric][base]
+
+
+def covertype_leads() -> list[float]:
+    """By how many points ours is better than the paper's, to the digits of both."""
+    methods = ("backprop", "pure_fg", "es", "split_fg")
+    presets = [f"covertype-{m}" for m in methods]
+    return sorted(
+        round(recorded("tabular", p, "accuracy"), 1) - next(iter(paper("tabular", p, "accuracy"))) for p in presets
+    )
+
+
+def diamond_folds() -> list[float]:
+    return sorted(by_seed("tabular", "diamond-backprop", "rmse"))
+
+
+def diamond_other_seeds() -> list[float]:
+    found = [r for r in reports("tabular") if r.preset == "diamond-backprop" and r.config["training_seed"] != 0]
+    assert len(found) == 4
+    return sorted(r.metrics["rmse"] for r in found)
+
+
+def gap_closed() -> list[float]:
+    """How much of the distance from Split-FG to backprop activity tangents close, in %, by set."""
+
+    def of(method: str, data: str, metric: str) -> float:
+        return recorded("tabular", f"{data}-{method}", metric)
+
+    distances = [
+        (of("split_fg", d.name, d.metric), of("activity_fg", d.name, d.metric), of("backprop", d.name, d.metric))
+        for d in DATA
+    ]
+    return sorted(100 * (activity - split) / (backprop - split) for split, activity, backprop in distances)
+
+
+def memory_runs(*, backprop_first: bool) -> list[dict[str, float]]:
+    """Backprop was measured first where no ``*_beyond_mib`` was recorded."""
+    runs = [r.metrics for r in reports("tabular_memory")]
+    return [m for m in runs if ("split_fg_beyond_mib" not in m) == backprop_first]
+
+
+def memory(metric: str, which: Callable[[list[float]], float]) -> Value:
+    return lambda: which([m[metric] for m in memory_runs(backprop_first=False)])
+
+
+def saved(which: Callable[[list[float]], float]) -> Value:
+    return lambda: which([m["backprop_mib"] - m["split_fg_mib"] for m in memory_runs(backprop_first=False)])
+
+
+def above(which: Callable[[list[float]], float]) -> Value:
+    return lambda: which([-m["memsave_percent"] for m in memory_runs(backprop_first=True)])
+
+
+def future_gain(data: str, metric: str) -> Value:
+    def value() -> float:
+        plain = recorded("tabular_future", f"{data}-gaussian", metric)
+        return abs(recorded("tabular_future", f"{data}-nonlinear_head", metric) - plain)
+
+    return value
+
+
+def holm_p() -> list[float]:
+    """P of activity tangents against Split-FG, by set, corrected for the eight tests by Holm's method."""
+    from scipy.stats import ttest_rel
+
+    raw = []
+    for d in DATA:
+        pair = [by_seed("tabular", f"{d.name}-{m}", d.metric) for m in ("activity_fg", "split_fg")]
+        raw.append(float(ttest_rel(*pair).pvalue))
+    order = sorted(range(len(raw)), key=raw.__getitem__)
+    corrected, worst = [0.0] * len(raw), 0.0
+    for rank, i in enumerate(order):
+        worst = max(worst, min(1.0, (len(raw) - rank) * raw[i]))
+        corrected[i] = worst
+    return corrected
+
+
+def rows_of(data: str) -> Value:
+    return lambda: recorded("tabular", f"{data}-backprop", "rows")
+
+
+def steps_of(preset: str) -> Value:
+    return lambda: next(r.steps for r in reports("language") if r.preset == preset)
+
+
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    "README.md": (
+        *fixed("after 300 steps; means over five folds"),
+        claim("reaches a validation perplexity of {} at a tenth of an epoch", ppl("split_fg-k4-rho0.1-10")),
+        claim("the direct path {}, tuned backprop {} and a frozen trunk {}.",
+              ppl("direct-maps-rho0.03-10"), ppl(TUNED_10), ppl("frozen-10")),
+        *fixed("Baydin et al. 2022; Ren et al. 2023", "Nøkland 2016; Launay et al. 2020", "Lansdell et al. 2020",
+               "Caillon et al. 2026", "Apache-2.0"),
+    ),
+    "docs/notes/toy_variance.md": (
+        claim("{} single-tangent draws", lambda: recorded("toy_variance", "ce-c50", "draws")
+              if "draws" in reports("toy_variance")[0].metrics else reports("toy_variance")[0].steps / 2),
+        *fixed("seed 0"),
+        claim("the relative errors are {}, {} and {}%", *(toy(c, "relative_error_percent") for c in (50, 500, 5000))),
+        claim("standard errors of {}, {} and {}%", *(toy(c, "standard_error_percent") for c in (50, 500, 5000))),
+        *fixed("N(0, 1/fan_in)"),
+    ),
+    "docs/notes/tabular.md": (
+        *fixed("300 steps of Adam at 3e-3, batch 256, K = 8"),
+        claim("here: {} of 98,050 rows.", rows_of("higgs_small")),
+        claim("all four are {} to {} points better", lambda: covertype_leads()[0], lambda: covertype_leads()[-1]),
+        claim("five folds has {} (the others {} to {})", lambda: diamond_folds()[-1], lambda: diamond_folds()[0],
+              lambda: diamond_folds()[-2]),
+        *fixed("41 standard deviations"),  # of the data, by hand
+        claim("it has {} to {}. Two", lambda: diamond_other_seeds()[0], lambda: diamond_other_seeds()[-1]),
+        *fixed("corrected for all 44 of them"),  # counted below
+        *fixed("`ActivityFG` with K = 8", "p below 0.01"),
+        claim("on Diamond {})", lambda: holm_p()[[d.name for d in DATA].index("diamond")]),
+        claim("closes {} to {}% of the distance", lambda: gap_closed()[0], lambda: gap_closed()[-1]),
+    ),
+    "docs/notes/tabular_memory.md": (
+        *fixed("300 steps of 256 rows, K = 8", "MemSave = 1 −"),
+        claim("Split-FG's peak is {} to {} MiB lower", saved(min), saved(max)),
+        *fixed("work spaces of 32 MiB"),
+        claim("Split-FG peaks {} to {}% above", above(min), above(max)),
+        claim("Split-FG takes {} to {} MiB", memory("split_fg_beyond_mib", min), memory("split_fg_beyond_mib", max)),
+        claim("one of backprop {} to {}.", memory("backprop_beyond_mib", min), memory("backprop_beyond_mib", max)),
+    ),
+    "docs/notes/tabular_future.md": (
+        claim("gains {} points on Otto and {} RMSE on California ({} points on Adult",
+              future_gain("otto", "accuracy"), future_gain("california", "rmse"), future_gain("adult", "accuracy")),
+    ),
+    "docs/notes/language.md": (
+        *fixed("3.2 M trunk, 12.9 M head parameters", "B = 4, T = 128"),
+        claim("a tenth of an epoch ({} steps", steps_of("frozen-10")),
+        claim("after one epoch ({} steps)", steps_of("frozen")),
+        *fixed("seed 0, H200, TF32", "rho = 1,", "rho = 0.1 is the best", "at rho = 0.1 and the 10% budget:"),
+        claim("has {} at the 10% budget (the next", ppl(TUNED_10)),
+        claim("has {}) and {} after the epoch (the paper: {})", ppl("backprop-adam-lr0.0015-rho0.3-10"),
+              ppl("backprop-tuned"), paper_ppl("backprop-tuned")),
+        claim("{} against {} after the epoch (the paper: {} against {})", ppl("split_fg-k4-rho1"), ppl("frozen"),
+              paper_ppl("split_fg-k4-rho1"), paper_ppl("frozen")),
+        claim("at K = 4 and rho = 0.1 it has {} after the epoch (the paper: {})", ppl("split_fg-k4-rho0.1"),
+              paper_ppl("split_fg-k4-rho0.1")),
+        claim("at K = 8 and rho = 0.03 {} ({})", ppl("split_fg-k8-rho0.03"), paper_ppl("split_fg-k8-rho0.03")),
+        claim("At rho = 0.003 it is above its frozen control, {} against {} at the 10% budget",
+              ppl("split_fg-k4-rho0.003-10"), ppl("frozen-10")),
+        claim("is {} (the paper: {}) at rho = 0.1 and 10%", over_frozen("split_fg-k4-rho0.1-10", "frozen-10"),
+              over_frozen("split_fg-k4-rho0.1-10", "frozen-10", paper_ppl)),
+        claim("but {} ({}) over the epoch", over_frozen("split_fg-k4-rho0.1", "frozen"),
+              over_frozen("split_fg-k4-rho0.1", "frozen", paper_ppl)),
+        claim("carries {} of the gradient's energy (the paper: {})", share("init"), paper_share),
+        claim("it carries {}.", share("init-torch")),
+        claim("the frozen control has {} at the 10% budget", frozen_torch),
+        claim("({} if its lookup", ppl("frozen-fixed-torch-10")),
+        claim("rho = 0.003, 0.03 and 0.1 have {}, {} and {}:",
+              *(ppl(f"split_fg-k4-rho{rho}-torch-10") for rho in ("0.003", "0.03", "0.1"))),
+        claim("{} at K = 1, {} at K = 4, {} at K = 32 and {} at K = 128.",
+              *(ppl(f"split_fg-k{K}-rho0.1-10") for K in (1, 4, 32, 128))),
+        claim("{} at rho = 0.03. Beyond", ppl("light-rho0.03-10")),
+        claim("{} at rho = 0.03 after the 10% budget, and {} with maps", ppl("direct-rho0.03-10"),
+              ppl("direct-maps-rho0.03-10")),
+        claim("own rate ({}), and above tuned backprop ({})", ppl(BACKPROP_10), ppl(TUNED_10)),
+    ),
+    "docs/notes/language_energy.md": (
+        claim("carries {} of the gradient's energy at initialisation (the paper: {}), and {} with", share("init"),
+              paper_share, share("init-torch")),
+        *fixed("300 annealed steps"),
+        claim("stays at {} with Split-FG and falls to {} with backprop", share("split_fg"), share("backprop")),
+    ),
+    "docs/notes/language_cost.md": (
+        *fixed("the head has 2^24 logits"),
+        claim("slowdown at K = 1, 2, 4 and 8, one by one, is {}, {}, {} and {} in eager code",
+              *(eager_ratio(K) for K in (1, 2, 4, 8))),
+        claim("saves {} MiB of backprop's {}: {} are the head's, which backprop can save as well, and {} the trunk's",
+              lambda: mib("backprop") - mib(LEANEST), lambda: mib("backprop"),
+              lambda: mib("backprop") - mib("backprop-chunked"), lambda: mib("backprop-chunked") - mib(LEANEST)),
+        claim("take {} MiB in all of them", lambda: 3 * 4 * (3_192_320 + 12_916_049) / 2**20),
+        *fixed("From 32 to 64 layers"),
+        claim("costs Split-FG (lean, one by one) {} MiB", layer_mib(LEAN)),
+        claim("costs plain backprop {} MiB", layer_mib("backprop")),
+        claim("and {} MiB of activations", lambda: layer_mib("backprop")() - 0.8 * layer_mib(LEAN)()),  # type: ignore[operator]
+        claim("checkpointed backprop {} MiB", layer_mib("backprop-both")),
+        *fixed("x86_64, 2 threads"),
+        claim("`small8` takes {} times as long at K = 1, {} at K = 4 and {} at K = 8",
+              *(step_ratio("GPT", K) for K in (1, 4, 8))),
+        claim("model {}, {} and {} times", *(step_ratio("TabM", K) for K in (1, 4, 8))),
+        *fixed("`chunk=1`"),
+        claim("holds {} times the memory whatever K is", bench_ratio("chunk", "peak_mib", "split_fg_k8_chunk1", "backprop")),
+        claim("closed-form head: {})", bench_ratio("chunk", "peak_mib", "backprop_closed_head", "backprop")),
+        claim("head takes {} times the time", bench_ratio("head", "ms", "block24", "autograd")),
+        *fixed("with 2^20 of the 2^25 logits at once"),
+        claim("`block`), {} times the time", bench_ratio("head", "ms", "block20", "autograd")),
+    ),
+}  # fmt: skip

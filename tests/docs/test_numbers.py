@@ -1,0 +1,140 @@
+"""Every number in the README and in the notes of the results pages is recorded, in tables and in prose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from docs_claims import CLAIMS, Claim, holm_p
+from docs_records import ROOT, experiment, paper, recorded, shown
+
+from splitfg_lab.experiments import Paired
+from splitfg_lab.experiments.tabular._sets import DATA
+
+NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+IN_PROSE = re.compile(rf"(?<![\w.^/-]){NUMBER}")  # not the 8 of small8, nor the 103 of WikiText-103
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+HEADLINE = {
+    "Backprop": "backprop",
+    "Activity tangents, K = 8": "activity_fg",
+    "Split-FG, K = 8": "split_fg",
+    "Pure forward gradient, K = 8": "pure_fg",
+}
+"""Columns of the README's table, by method; a new column is one more line here."""
+
+
+def prose(page: str) -> str:
+    """A page on one line, without code blocks, tables, comments, addresses and emphasis."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return " ".join(text.replace("**", "").replace("*", "").split())
+
+
+def pattern(claim: Claim) -> re.Pattern[str]:
+    return re.compile(re.escape(claim.text).replace(re.escape("{}"), f"({NUMBER})"))
+
+
+@pytest.mark.parametrize(("page", "claim"), [(page, c) for page, claims in CLAIMS.items() for c in claims if c.values])
+def test_prose(page, claim):
+    found = pattern(claim).search(prose(page))
+    assert found, f"{page} has no sentence like this: {claim.text}"
+    for number, value in zip(found.groups(), claim.values, strict=True):
+        value = value() if callable(value) else value
+        assert shown(number.rstrip(","), value), f"{page} has {number} in {claim.text!r}; recorded: {value}"
+
+
+@pytest.mark.parametrize("page", CLAIMS)
+def test_no_other_number_in_prose(page):
+    rest = prose(page)
+    for claim in CLAIMS[page]:
+        rest, count = pattern(claim).subn(" ", rest)
+        assert count, f"{page} has no sentence like this: {claim.text}"
+    unchecked = [rest[max(0, m.start() - 40) : m.end() + 20] for m in IN_PROSE.finditer(_without_settings(rest))]
+    assert not unchecked, f"add claims to docs_claims.py for these numbers of {page}: {unchecked}"
+
+
+def _without_settings(text: str) -> str:
+    """Blank out K = 8, rho = 0.1 and the name of the 10% budget, keeping every position."""
+    return re.sub(r"K = \d+|rho = [\d.]*\d|10% budget", lambda found: " " * len(found[0]), text)
+
+
+def test_every_note_is_checked():
+    notes = {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "notes").glob("*.md")}
+    assert notes == {page for page in CLAIMS if page.startswith("docs/")}
+
+
+@pytest.mark.parametrize(("old", "new"), [("1838.1", "1383.1"), ("450.8", "450.9"), ("77.5", "7.75"), ("41 ", "14 ")])
+def test_a_planted_error_is_noticed(old, new, monkeypatch):
+    (page,) = [page for page in CLAIMS if old in prose(page)]
+    planted = prose(page).replace(old, new, 1)
+    monkeypatch.setattr("test_numbers.prose", lambda _: planted)
+    with pytest.raises(AssertionError):
+        for claim in CLAIMS[page]:
+            test_prose(page, claim)
+        test_no_other_number_in_prose(page)
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The Markdown tables of a text: header first, then rows of stripped cells."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = [[cell.strip(" *") for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        yield [lines[0], *lines[2:]]
+
+
+def test_headline_table():
+    (grid,) = [t for t in tables(README) if "Backprop" in t[0]]
+    assert [row[0] for row in grid[1:]] == [data.label for data in DATA]
+    for data, (_, *cells) in zip(DATA, grid[1:], strict=True):
+        for text, column in zip(cells, grid[0][1:], strict=True):
+            preset = f"{data.name}-{HEADLINE[column]}"
+            ours, *theirs = re.findall(NUMBER, text)
+            assert shown(ours, recorded("tabular", preset, data.metric)), f"{data.label}, {column}"
+            quoted = {f"{value:.{data.decimals}f}" for value in paper("tabular", preset, data.metric)}
+            assert set(theirs) == quoted, f"{data.label}, {column}: the paper has {quoted}"
+
+
+def test_only_checked_tables_hold_measurements():
+    others = [t for t in tables(README) if "Backprop" not in t[0]]
+    assert not [cell for t in others for row in t for cell in row if re.search(r"\d\.\d", cell)]
+
+
+# conclusions in words
+
+
+def _better(data, method, than="split_fg"):
+    a, b = (recorded("tabular", f"{data.name}-{m}", data.metric) for m in (method, than))
+    return a > b if data.better == "higher" else a < b
+
+
+def test_baselines_that_lead_split_fg():
+    having = {m: [d for d in DATA if m in d.paper] for m in ("forward_forward", "predictive_coding", "hopfield")}
+    assert [len(having["forward_forward"]), len(having["predictive_coding"]), len(having["hopfield"])] == [4, 8, 8]
+    leads = {m: sum(_better(d, m) for d in sets) for m, sets in having.items()}
+    assert leads == {"forward_forward": 4, "predictive_coding": 8, "hopfield": 6}
+
+
+def test_split_fg_leads_pure_fg_and_es_everywhere():
+    assert all(_better(d, "split_fg", other) for d in DATA for other in ("pure_fg", "es"))
+
+
+def test_activity_tangents_lead_split_fg_everywhere():
+    assert all(_better(d, "activity_fg") for d in DATA)
+    assert [d.name for d, p in zip(DATA, holm_p(), strict=True) if p >= 0.01] == ["diamond"]
+    with_one = {d.name: _better(d, "activity_fg_k1") for d in DATA}
+    assert [name for name, better in with_one.items() if not better] in (["black_friday"], ["diamond", "black_friday"])
+
+
+def test_number_of_paired_tests():
+    (leads,) = [t for t in experiment("tabular").tables if t.key == "tabular-tests"]
+    assert sum(isinstance(cell, Paired) for row in leads.rows for cell in row.cells) == 44
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "expected"),
+    [("0.4", 0.4417, True), ("0.5", 0.4417, False), ("-12", -11.69, True), ("1,706.2", 1706.24, True), ("1", 1.4, True)],
+)
+def test_numbers_are_compared_to_the_digits_they_are_given_with(number, value, expected):
+    assert shown(number, value) == expected
