@@ -12,6 +12,7 @@ sys.path.insert(0, str(DOCS.parent / "src"))
 
 project = "splitfg"
 author = "the splitfg developers"
+project_copyright = "the splitfg developers, Apache-2.0"
 release = version = metadata.version("splitfg")
 
 extensions = [
@@ -25,7 +26,7 @@ extensions = [
     "results_pages",
 ]
 exclude_patterns = ["_build", "notes"]
-templates_path: list[str] = []
+highlight_language = "none"  # of docstring equations; code blocks name theirs
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

@@ -8,6 +8,7 @@ OUT = Path(__file__).parent / "_static" / "split.svg"
 
 INK, TRUNK, HEAD, TANGENT = "#24313f", "#d9e7f7", "#fde6c4", "#b3471d"
 WIDTH, HEIGHT = 880, 330
+CAPTION = "No reverse pass through the trunk: any torch.optim optimizer takes the estimate from here."
 
 
 def box(x: int, y: int, w: int, h: int, fill: str, title: str, *lines: str) -> str:
@@ -32,7 +33,9 @@ def arrow(points: str, colour: str = INK, *, dashed: bool = False) -> str:
     """A polyline with an arrow head at its end."""
     dash = ' stroke-dasharray="6 4"' if dashed else ""
     end = "tangent" if colour == TANGENT else "ink"
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash} marker-end="url(#{end})"/>'
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash} marker-end="url(#{end})"/>'
+    )
 
 
 def marker(name: str, colour: str) -> str:
@@ -60,7 +63,7 @@ def picture() -> str:
         box(330, 202, 230, 48, "#ffffff", f"d{k} = ⟨u, J v{k}⟩"),
         arrow("560,226 628,226"),
         text(746, 232, f"ĝ{trunk} = (1/K) Σ d{k} v{k}", size=18, weight="bold"),
-        text(440, 300, "No reverse pass through the trunk: any torch.optim optimizer takes the estimate from here.", size=15),
+        text(440, 300, CAPTION, size=15),
     ]  # fmt: skip
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     label = "A tangent is pushed through the trunk and scored against u, which the head gives exactly"

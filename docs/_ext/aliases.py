@@ -28,7 +28,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, contnode: no
 
 def _other_names(target: str) -> list[str]:
     """The defining module's name of an object, and every package on the way there that may document it."""
-    owner, found = _lookup(target)
+    found = _lookup(target)
     home = getattr(found, "__module__", None)
     if home is None or not hasattr(found, "__qualname__"):
         return []
@@ -36,18 +36,17 @@ def _other_names(target: str) -> list[str]:
     return [f"{'.'.join(packages[:i])}.{found.__qualname__}" for i in range(len(packages), 0, -1)]
 
 
-def _lookup(target: str) -> tuple[Any, Any]:
+def _lookup(target: str) -> Any:
     parts = target.split(".")
     for i in range(len(parts) - 1, 0, -1):
         try:
-            owner: Any = import_module(".".join(parts[:i]))
+            found: Any = import_module(".".join(parts[:i]))
         except ImportError:
             continue
-        found: Any = owner
         for name in parts[i:]:
             found = getattr(found, name, None)
-        return owner, found
-    return None, None
+        return found
+    return None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -37,7 +37,12 @@ def write_pages(app: Sphinx) -> None:  # noqa: ARG001
 def page(experiment: Experiment) -> str:
     """Return the Markdown page of one experiment."""
     notes = DOCS / "notes" / f"{experiment.name}.md"
-    blocks = [f"# {experiment.title}", f"{experiment.source}.", f"Run it with `splitfg run {experiment.name}`."]
+    blocks = [
+        "---\nhide-toc: true\n---",
+        f"# {experiment.title}",
+        f"{experiment.source}.",
+        f"Run it with `splitfg run {experiment.name}`.",
+    ]
     blocks += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
     blocks += ["## Tables", _LEGEND, _tables(experiment), *_figures(experiment)]
     blocks += ["## Protocol", _protocol(experiment)]
