@@ -8,9 +8,6 @@ IDS = np.arange(1000, dtype="<u2")
 CORPUS = TextSet(
     name="small",
     title="Small",
-    origin="",
-    licence="",
-    verified="",
     raw=("text/small-{split}.u16",),
     vocabulary=1000,
     splits=(TextSplit("train", tokens=("small-train*.u16",), count=1000),),

@@ -46,7 +46,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """
     from filelock import FileLock, Timeout
 
-    path.touch()  # raises where the folder is missing, which filelock would create
+    path.touch()  # raises if the folder does not exist; filelock would create it
     lock = FileLock(path, timeout=-1 if wait else 0)
     with suppress(Timeout):
         lock.acquire()

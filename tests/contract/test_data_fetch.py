@@ -84,7 +84,7 @@ def server():
 
 
 def file_set(*urls, digest=DIGEST, path="raw/file.bin"):
-    entry = FileSet(name="thing", title="Thing", origin="", licence="", verified="", files=())
+    entry = FileSet(name="thing", title="Thing", files=())
     return dataclasses.replace(entry, downloads=(Download(path, urls, digest),))
 
 
@@ -148,7 +148,7 @@ def test_a_server_without_ranges_starts_over(server, tmp_path):
     assert path.read_bytes() == CONTENT
 
 
-def test_a_server_that_answers_with_another_range_is_refused(server, tmp_path):
+def test_a_server_that_answers_with_another_range_is_an_error(server, tmp_path):
     server.wrong_range, server.cut = True, [100_000]
     with pytest.raises(DataError, match="another part of the file"):
         get(tmp_path, server.url + "/file.bin")
@@ -170,7 +170,7 @@ def test_a_finished_partial_file_needs_no_server(tmp_path):
     assert path.read_bytes() == CONTENT
 
 
-def test_a_wrong_checksum_is_refused_and_leaves_nothing(server, tmp_path):
+def test_a_wrong_checksum_is_an_error_and_leaves_nothing(server, tmp_path):
     server.files["/file.bin"] = CONTENT[:-1] + b"!"
     with pytest.raises(DataError, match="checksum is not sha256"):
         get(tmp_path, server.url + "/file.bin")
@@ -266,7 +266,7 @@ def test_without_a_checksum_nothing_is_glued_together(server, tmp_path):
 
 
 @pytest.mark.parametrize("body", [b"<html>sorry</html>", b"PAR1 cut short", b""])
-def test_a_page_instead_of_a_table_is_refused(server, tmp_path, body):
+def test_a_page_instead_of_a_table_is_an_error(server, tmp_path, body):
     server.files["/t.pq"], server.lengths = body, False
     with pytest.raises(DataError, match="not a parquet file"):
         get(tmp_path, server.url + "/t.pq", digest=None, path="tabular/t.parquet")

@@ -88,7 +88,7 @@ def test_verify_counts_against_the_catalogue(folder):
     assert "token id 999" in problems[1]
 
 
-def test_a_folder_that_holds_other_data_is_refused_whatever_its_place(folder):
+def test_a_folder_that_holds_other_data_is_an_error_whatever_its_place(folder):
     load_tokens(CORPUS, "train", folder)
     other = dataclasses.replace(CORPUS, name="other")
     for data, split in ((other, "train"), (CORPUS, "valid")):
@@ -220,7 +220,7 @@ def test_status_of_every_set(tmp_path):
 def test_plain_files_are_kept_byte_for_byte_and_all_problems_listed(tmp_path):
     contents = {"a.json": b"{}", "b.bpe": b"x y", "c": b""}
     known = tuple((name, "sha256:" + hashlib.sha256(blob).hexdigest()) for name, blob in contents.items())
-    files = FileSet(name="files", title="Files", origin="", licence="", verified="", files=known)
+    files = FileSet(name="files", title="Files", files=known)
     source = tmp_path / "source"
     source.mkdir()
     for name, blob in contents.items():
@@ -295,7 +295,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
 )
 @given(key=st.sampled_from(["format", "files", "counts", "sources", "name", "split", "note", "date"]), value=JSON)
-def test_any_damage_to_a_meta_file_is_refused_or_harmless(folder, key, value):
+def test_any_damage_to_a_meta_file_is_an_error_or_harmless(folder, key, value):
     if not place(folder).exists():
         load_tokens(CORPUS, "train", folder)
         (folder / "meta.good").write_bytes((place(folder) / "meta.json").read_bytes())

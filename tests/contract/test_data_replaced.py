@@ -97,7 +97,7 @@ class TestReplaced:
 
     def test_a_folder_that_was_emptied(self, tmp_path):
         known = (("a", "sha256:" + hashlib.sha256(b"x").hexdigest()),)
-        files = FileSet(name="files", title="", origin="", licence="", verified="", raw=("here",), files=known)
+        files = FileSet(name="files", title="", raw=("here",), files=known)
         (tmp_path / "here").mkdir()
         (tmp_path / "here" / "a").write_bytes(b"x")
         at = DataFolder.at(tmp_path)

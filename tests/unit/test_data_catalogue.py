@@ -88,10 +88,10 @@ def test_names_are_unique_and_suggested():
 
 
 def test_own_data_sets_pass_through_but_must_name_a_folder():
-    own = FileSet(name="mine", title="", origin="", licence="", verified="", files=())
+    own = FileSet(name="mine", title="", files=())
     assert find_dataset(own) is own
     with pytest.raises(ValueError, match="must be a valid folder name"):
-        FileSet(name="../mine", title="", origin="", licence="", verified="", files=())
+        FileSet(name="../mine", title="", files=())
 
 
 def test_listing_imports_nothing_heavy(tmp_path):

@@ -15,9 +15,6 @@ from splitfg_lab.data import TableSet, data_digest, load_tokens, prepare
 PLANTS = TableSet(
     name="plants",
     title="Plants",
-    origin="",
-    licence="",
-    verified="",
     task="binary",
     targets=("kind",),
     categorical=("colour",),

@@ -30,9 +30,6 @@ def image_set(label_bytes=1, known=()):
     return ImageSet(
         name="tiny",
         title="Tiny",
-        origin="",
-        licence="",
-        verified="",
         unsupported=Unsupported(("tiny-python",), "the python version: use tiny-binary.tar.gz"),
         classes=3,
         label_bytes=label_bytes,

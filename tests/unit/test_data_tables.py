@@ -13,9 +13,6 @@ from splitfg_lab.data._table_files import _column
 PETS = TableSet(
     name="pets",
     title="Pets",
-    origin="",
-    licence="",
-    verified="",
     raw=("tabular/pets.parquet",),
     task="multiclass",
     targets=("kind", "class"),
@@ -164,7 +161,7 @@ def write_longer_rows(folder, more):
 
 
 @pytest.mark.parametrize("more", [",1", ",1,2", ",,"])
-def test_values_without_a_name_are_refused(tmp_path, more):
+def test_values_without_a_name_are_errors(tmp_path, more):
     with pytest.raises(DataError, match="more values than its header has names\nname every column"):
         prepare(PETS, write_longer_rows(tmp_path, more), tmp_path)
 

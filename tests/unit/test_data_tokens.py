@@ -18,9 +18,7 @@ from splitfg_lab.data._text import _validate_digest, build_split
 
 def corpus(count=None, vocabulary=1000, splits=("train",)):
     entries = tuple(TextSplit(s, (f"wiki.{s}.raw",), (f"small-{s}*.u16*",), count) for s in splits)
-    return TextSet(
-        name="small", title="Small", origin="", licence="", verified="", vocabulary=vocabulary, splits=entries
-    )
+    return TextSet(name="small", title="Small", vocabulary=vocabulary, splits=entries)
 
 
 def write_ids(path, ids, dtype="<u2"):
@@ -64,7 +62,7 @@ def test_endings_of_shards_may_be_in_capitals(tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), (2, 3), ("a", "b"), (1, "01")])
-def test_shards_with_gaps_or_without_numbers_are_refused(tmp_path, numbers):
+def test_shards_with_gaps_or_without_numbers_are_errors(tmp_path, numbers):
     source = tmp_path / "source"
     source.mkdir()
     for number in numbers:
@@ -154,7 +152,7 @@ def test_exactly_the_token_streams_are_read(tmp_path, monkeypatch, blob, compres
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(blob=st.binary(min_size=2, max_size=64), position=st.integers(0, 1000), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_an_xz_file_is_refused_or_without_effect(tmp_path, blob, position, bit):
+def test_a_flipped_bit_in_an_xz_file_is_an_error_or_without_effect(tmp_path, blob, position, bit):
     data = bytearray(lzma.compress(blob))
     data[position % len(data)] ^= 1 << bit
     (tmp_path / "train.u16.xz").write_bytes(data)

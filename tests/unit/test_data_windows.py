@@ -62,7 +62,7 @@ def test_the_papers_numbers():
         (np.zeros((3, 3), np.uint16), 2, "2-d"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(tokens, length, complaint):
+def test_what_cannot_be_cut_is_an_error(tokens, length, complaint):
     with pytest.raises(DataError, match=complaint):
         Windows(tokens, length)
 
@@ -72,7 +72,7 @@ def test_ids_beyond_signed_16_bits_stay_positive():
     assert x.tolist() == [[50_256, 50_255]]
 
 
-def test_ids_that_do_not_fit_a_device_are_refused():
+def test_ids_that_do_not_fit_a_device_are_errors():
     wide = Windows(np.array([70_000, 1, 2, 3, 5], dtype=np.int32), 2)
     with pytest.raises(DataError, match="must fit 16 bits, got 1 to 70000"):
         DeviceWindows(wide, batch=1, steps=2, device=torch.device("cpu"))

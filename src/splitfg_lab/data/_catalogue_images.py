@@ -7,14 +7,31 @@ from splitfg_lab.data.specs import Download, ImageFile, ImageSet, Known, Unsuppo
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 
-def _cifar_raw(*names: str) -> tuple[str, ...]:
+def _raw(*names: str) -> tuple[str, ...]:
     return tuple(pattern for name in names for pattern in (f"images/{name}", name))
 
 
-def _python_version(archive: str, folder: str, binary: str) -> Unsupported:
-    return Unsupported(
-        _cifar_raw(archive, folder),
-        f"the python version, whose pickles can run code when read: use the same images in {binary} ({_CIFAR}{binary})",
+def _cifar(
+    classes: int, *, label_bytes: int, md5: str, unpacked: tuple[str, str], files: tuple[ImageFile, ...]
+) -> ImageSet:
+    """Describe CIFAR-10 or CIFAR-100; ``unpacked`` names the folders in the binary and the python archive."""
+    binary, python = (f"cifar-{classes}-{version}.tar.gz" for version in ("binary", "python"))
+    return ImageSet(
+        name=f"cifar{classes}",
+        title=f"CIFAR-{classes} (50,000 + 10,000 images, {classes} classes)",
+        origin="Krizhevsky 2009",
+        licence="no licence stated; cite the technical report",
+        verified="checksum of the archive and of every batch",
+        downloads=(Download(f"images/{binary}", (_CIFAR + binary,), f"md5:{md5}"),),
+        raw=_raw(binary, unpacked[0]),
+        unsupported=Unsupported(
+            _raw(python, unpacked[1]),
+            "the python version, whose pickles can run code when read: "
+            f"use the same images in {binary} ({_CIFAR}{binary})",
+        ),
+        classes=classes,
+        label_bytes=label_bytes,
+        files=files,
     )
 
 
@@ -27,23 +44,11 @@ _CIFAR10_SHA256 = (
     ("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
 )
 
-CIFAR10 = ImageSet(
-    name="cifar10",
-    title="CIFAR-10 (50,000 + 10,000 images, 10 classes)",
-    origin="Krizhevsky 2009",
-    licence="no licence stated; cite the technical report",
-    verified="checksum of the archive and of every batch",
-    downloads=(
-        Download(
-            "images/cifar-10-binary.tar.gz",
-            (_CIFAR + "cifar-10-binary.tar.gz",),
-            "md5:c32a1d4ab5d03f1284b67883e8d87530",
-        ),
-    ),
-    raw=_cifar_raw("cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
-    unsupported=_python_version("cifar-10-python.tar.gz", "cifar-10-batches-py", "cifar-10-binary.tar.gz"),
-    classes=10,
+CIFAR10 = _cifar(
+    10,
     label_bytes=1,
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    unpacked=("cifar-10-batches-bin", "cifar-10-batches-py"),
     files=tuple(
         ImageFile(f"{name}.bin", "test" if name == "test_batch" else "train", 10_000, (Known(f"sha256:{sha}"),))
         for name, sha in _CIFAR10_SHA256
@@ -52,23 +57,11 @@ CIFAR10 = ImageSet(
 
 _CLASS_ORDER = "the official images and splits, stored class by class: shuffle"
 
-CIFAR100 = ImageSet(
-    name="cifar100",
-    title="CIFAR-100 (50,000 + 10,000 images, 100 classes)",
-    origin="Krizhevsky 2009",
-    licence="no licence stated; cite the technical report",
-    verified="checksum of the archive and of every batch",
-    downloads=(
-        Download(
-            "images/cifar-100-binary.tar.gz",
-            (_CIFAR + "cifar-100-binary.tar.gz",),
-            "md5:03b5dce01913d631647c71ecec9e9cb8",
-        ),
-    ),
-    raw=_cifar_raw("cifar-100-binary.tar.gz", "cifar-100-binary"),
-    unsupported=_python_version("cifar-100-python.tar.gz", "cifar-100-python", "cifar-100-binary.tar.gz"),
-    classes=100,
+CIFAR100 = _cifar(
+    100,
     label_bytes=2,
+    md5="03b5dce01913d631647c71ecec9e9cb8",
+    unpacked=("cifar-100-binary", "cifar-100-python"),
     files=(
         ImageFile(
             "train.bin",

@@ -1,9 +1,9 @@
 """Download public files into the data folder, resume partial ones, and verify checksums.
 
-This uses our own client (:mod:`splitfg_lab.data._http`) instead of pooch, which cannot resume: it writes to a
-temporary file and deletes that file when the connection ends. The archives have 160 to 190 MB, and the server of CIFAR
-is slow, so that a lost connection near the end costs many minutes. Pooch would replace the checksum and the progress
-bar, about 40 lines, and bring two dependencies; several addresses per file and one list of all problems stay ours.
+This uses our own client (:mod:`splitfg_lab.data._http`) instead of pooch, because pooch cannot resume: it deletes its
+temporary file when a download fails. The archives have 160 to 190 MB and CIFAR's server is slow, so a connection lost
+near the end would cost many minutes. Pooch would replace the checksum and the progress bar alone, and add requests as
+a dependency; several addresses per file, safe redirects and one list of all problems would remain our code.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def cache_folder() -> Path:
 def _earlier_cache_folder() -> Path:
     """Return the folder that releases before platformdirs used, so that its data is still found.
 
-    It differs where platformdirs honours ``XDG_CACHE_HOME`` on macOS, or finds Windows' folder in the registry.
+    Platformdirs honours ``XDG_CACHE_HOME`` on macOS too, and asks Windows instead of reading ``LOCALAPPDATA``.
     """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"

@@ -72,12 +72,13 @@ def _not_this_set(data: ImageSet, missing: Sequence[str], names: Sequence[str], 
 
 def _size_problem(data: ImageSet, file: ImageFile, size: int) -> str:
     record = data.label_bytes + PIXELS
-    if size == file.rows * record:
+    needed = file.rows * record
+    if size == needed:
         return ""
-    expected = f"{file.name} has {size:,} bytes; {file.rows:,} images of 3 x 32 x 32 need {file.rows * record:,}"
-    if size % record:
-        return f"{expected}: it is truncated, or its images have another size"
-    return f"{expected}: it holds {size // record:,} images"
+    problem = f"{file.name} has {size:,} bytes; {file.rows:,} images of 3 x 32 x 32 need {needed:,}"
+    if size % record == 0:
+        return f"{problem}: it holds {size // record:,} images"
+    return f"{problem}: it is {'truncated' if size < needed else 'too large'}, or its images have another size"
 
 
 def _read(data: ImageSet, file: ImageFile, member: Member, progress: OnProgress) -> _Batch:

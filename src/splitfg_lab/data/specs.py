@@ -58,9 +58,9 @@ class DataSet:
 
     name: str
     title: str
-    origin: str
-    licence: str
-    verified: str
+    origin: str = ""
+    licence: str = ""
+    verified: str = ""
     downloads: tuple[Download, ...] = ()
     raw: tuple[str, ...] = ()
     unsupported: Unsupported | None = None
