@@ -151,3 +151,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot write .*final"), reserved(tmp_path / "file" / "final"):
         pass
+
+
+def test_a_loader_that_waited_for_another_process_does_not_prepare_again(tmp_path):
+    mine, other = data_folder(tmp_path / "mine"), data_folder(tmp_path / "other")
+    prepare(CORPUS, None, other)
+    with reserved(place(mine)):
+        loader = threading.Thread(target=load_tokens, args=(CORPUS, "train", mine))
+        loader.start()
+        loader.join(0.2)
+        assert loader.is_alive()
+        place(other).rename(place(mine))
+        finished = place(mine).stat().st_ino
+    loader.join()
+    assert place(mine).stat().st_ino == finished
