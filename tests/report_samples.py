@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Headline, Paper, Preset, Row, Sweep, Table
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def report_json(experiment: str, preset: str, seed: int = 0, **changes: Any) -> 
         "git_dirty": False,
         "device": "cuda: NVIDIA H200",
         "threads": 2,
+        "side_by_side": 1,
         "started": "2025-03-01T10:00:00+00:00",
         "finished": "2025-03-01T10:05:00+00:00",
         "wall_s": 300.0,
@@ -117,7 +118,27 @@ def tabular() -> Experiment:
     table = Table(
         "main", "Held-out accuracy (%), five folds", ("Loss", *METHODS.values()), rows, better="higher", best_in="row"
     )
-    return Experiment("tabular", "Tables: seven methods", "Table 1, Section 4.2", "m:f", presets, (table,))
+    headline = Headline(
+        "Adult, five folds: accuracy, %",
+        {
+            "Backprop": Cell("adult-backprop", "accuracy"),
+            "Split-FG": Cell("adult-split_fg", "accuracy", Paper(82.5, 0.4)),
+        },
+        "higher",
+    )
+    waiting = Headline("Covertype: accuracy, %", {"Split-FG": Cell("covertype-split_fg", "accuracy")}, "higher")
+    unrun = Table(
+        "unrun", "Covertype alone", ("Split-FG",), (Row("Covertype", (Cell("covertype-split_fg", "accuracy"),)),)
+    )
+    return Experiment(
+        "tabular",
+        "Tables: seven methods",
+        "Table 1, Section 4.2",
+        "m:f",
+        presets,
+        (table, unrun),
+        headlines=(headline, waiting),
+    )
 
 
 LANGUAGE = {

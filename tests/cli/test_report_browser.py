@@ -239,6 +239,50 @@ def test_wide_tables_scroll_inside_their_own_box(open_tab: OpenTab):
     assert 0 <= label <= 40, "the row's label stays in sight"
 
 
+@pytest.mark.parametrize("size", [PHONE, (800, 900), DESKTOP], ids=["phone", "tablet", "desktop"])
+@pytest.mark.parametrize("scrolled", [0, 100, 5000])
+def test_the_column_of_split_fg_is_always_in_sight(open_tab: OpenTab, size: tuple[int, int], scrolled: int):
+    tab = open_tab(size=size)
+    tab.js(f"document.querySelector('#tabular-main .scroll').scrollLeft = {scrolled}")
+    box, column = (
+        tab.js(
+            f"(() => {{ const b = document.querySelector('#tabular-main {part}').getBoundingClientRect();"
+            " return [b.left, b.right]; })()"
+        )
+        for part in (".scroll", "tbody tr td:last-child")
+    )
+    assert box[0] <= column[0] < column[1] <= box[1] + 1
+    hit = tab.js("""(() => {
+        const cell = document.querySelector('#tabular-main tbody tr td:last-child');
+        cell.scrollIntoView({block: "center", behavior: "instant"});
+        const b = cell.getBoundingClientRect();
+        return cell.contains(document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2));
+    })()""")
+    assert hit, "nothing lies over it"
+
+
+def test_the_summary_comes_first_and_has_only_what_was_run(open_tab: OpenTab):
+    tab = open_tab()
+    assert tab.js("document.querySelector('main section').id") == "summary"
+    assert tab.js("document.querySelectorAll('#summary tbody tr').length") == 1
+    assert "Adult" in tab.js("document.querySelector('#summary tbody th').textContent")
+
+
+def test_the_contents_mark_the_current_section(open_tab: OpenTab):
+    tab = open_tab()
+    marked = "[...document.querySelectorAll('.toc [aria-current]')].map(e => e.getAttribute('href'))"
+    assert tab.js(marked) == ["#summary"]
+    tab.js("document.querySelector('#experiment-language').scrollIntoView({behavior: 'instant'})")
+    tab.js("new Promise(done => setTimeout(done, 200))")
+    assert tab.js(marked) == ["#experiment-language"]
+
+
+def test_a_table_that_was_not_run_is_folded(open_tab: OpenTab):
+    tab = open_tab()
+    assert tab.js("document.querySelector('#tabular-unrun').open") is False
+    assert tab.js("document.querySelector('#tabular-main').tagName") == "DIV"
+
+
 def test_the_overview_of_all_experiments_fits_a_phone(open_tab: OpenTab, tmp_path: Path):
     shipped = build_report(tmp_path / "runs", tmp_path / "results", tmp_path)
     box = "document.querySelector('#overview .scroll')"
@@ -296,7 +340,7 @@ def test_dark_follows_the_system_and_the_button_overrules_it(open_tab: OpenTab, 
 
 
 def test_figures_change_colour_with_the_page(open_tab: OpenTab):
-    stroke = "getComputedStyle(document.querySelector('.drawing path[style*=\"series-1\"]')).stroke"
+    stroke = "getComputedStyle(document.querySelector('.drawing path[style*=\"series-2\"]')).stroke"
     assert open_tab(dark=False).js(stroke) != open_tab(dark=True).js(stroke)
 
 

@@ -134,6 +134,13 @@ class TestPage:
         ids = Counter(attributes["id"] for _, attributes in Elements(text).tags if "id" in attributes)
         assert [name for name, count in ids.items() if count > 1] == []
 
+    def test_it_names_the_paper(self, sample):
+        title = "Backpropagation-Free Trunk Training via the Split Forward Gradients"
+        text = (sample / "report.html").read_text(encoding="utf-8")
+        assert f"<title>{title}" in text
+        assert f"<h1>{title}</h1>" in text
+        assert (sample / "report.md").read_text(encoding="utf-8").startswith(f"# {title}")
+
     def test_it_shows_every_experiment_and_every_state(self, sample):
         text = (sample / "report.html").read_text(encoding="utf-8")
         for expected in (
@@ -362,10 +369,30 @@ class TestTerminal:
         assert any("x" * 300 in line for line in lines)
         assert len(lines[0]) <= 100, "a rule that is not drawn forever"
 
+    def test_the_summary_comes_first(self, sample):
+        text = printed(sample / "runs", sample / "results", *sample_experiments(), width=120)
+        assert "Summary" in text.splitlines()[0]
+        assert "Covertype: accuracy" not in text, "without a run there is no headline"
+
+    def test_a_table_that_was_not_run_is_one_line(self, sample):
+        text = printed(sample / "runs", sample / "results", *sample_experiments(), width=120)
+        assert "Covertype alone: not run yet." in text
+
     def test_one_experiment_alone(self, sample):
         text = printed(sample / "runs", sample / "results", *sample_experiments(), experiment="language")
         assert "Language: GPT small8" in text
         assert "Tables: seven methods" not in text
+
+
+def test_experiments_are_in_the_papers_order():
+    from splitfg_lab.experiments import EXPERIMENTS
+
+    sections = [re.search(r"Sections? ([\d.]+)", e.source) for e in EXPERIMENTS if not e.source.startswith("New here")]
+    numbers = [[int(n) for n in found[1].strip(".").split(".")] for found in sections if found]
+    assert len(numbers) > 5
+    assert numbers == sorted(numbers)
+    new = [e.source.startswith("New here") for e in EXPERIMENTS]
+    assert new == sorted(new), "new experiments come last"
 
 
 def test_importing_and_printing_need_neither_torch_nor_matplotlib(tmp_path):

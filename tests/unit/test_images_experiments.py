@@ -19,7 +19,7 @@ from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
 from splitfg_lab.data import load_images
 from splitfg_lab.data.augment import ChannelScale
 from splitfg_lab.experiments._peaks import savings
-from splitfg_lab.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP, _tables as numbers
+from splitfg_lab.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP, _paper_tables as numbers
 from splitfg_lab.experiments.images._build import (
     TrainingBatches,
     load_data,
@@ -185,6 +185,23 @@ class TestTraining:
         assert 0 < share < 1
         assert accuracy(Constant(), config, data) == {"accuracy": pytest.approx(100 * share)}
 
+    @pytest.mark.parametrize("preset", ["flat-split_fg", "cifar10-forward_forward", "cifar10-hopfield"])
+    def test_a_run_records_its_confusion_matrix(self, tmp_path, preset):
+        report = measure(tmp_path, preset)
+        matrix = report.matrices["confusion"]
+        labels = load_data(tiny(preset), CPU).test.labels
+        assert [sum(row) for row in matrix] == torch.bincount(labels, minlength=10).tolist()
+        right = sum(matrix[i][i] for i in range(10))
+        assert report.metrics["accuracy"] == pytest.approx(100 * right / len(labels))
+
+    def test_a_run_with_seed_0_records_its_filters(self, tmp_path):
+        trained, frozen = (measure(tmp_path, f"flat-{m}").matrices for m in ("split_fg", "frozen"))
+        start = make_split(tiny("flat-split_fg"), load_data(tiny("flat-split_fg"), CPU), 0).trunk.stem.conv.weight
+        assert torch.tensor(trained["filters_before"]).allclose(start[:16].flatten(1), rtol=1e-3)
+        assert trained["filters_after"] != trained["filters_before"]
+        assert frozen["filters_after"] == frozen["filters_before"] == trained["filters_before"]
+        assert not {"filters_before", "filters_after"} & measure(tmp_path, "flat-split_fg", seed=1).matrices.keys()
+
     @pytest.mark.parametrize(
         "preset",
         ["flat-backprop", "flat-split_fg", "flat-frozen", "cifar10-forward_forward", "cifar10-predictive_coding"],
@@ -211,8 +228,8 @@ class TestTraining:
         learner = make_learner(
             replace(config, step="eager"), make_split(config, data, 0), TrainingBatches(config, data.train, 0)
         )
-        assert learner.schedule(10) == 1.0
-        assert learner.schedule(55) == pytest.approx(0.5)
+        assert learner.update.optimizer.schedule(10) == 1.0
+        assert learner.update.optimizer.schedule(55) == pytest.approx(0.5)
 
     def test_the_readout_stores_every_image_once(self, tmp_path):
         report = measure(tmp_path, "cifar10-hopfield", steps=100)

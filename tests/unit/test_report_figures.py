@@ -15,10 +15,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, Step, config_json, report_json
 
-from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Sweep, Table
+from splitfg_lab.experiments import EXPERIMENTS
+from splitfg_lab.experiments.spec import Cell, Confusion, Curves, Experiment, Filters, Paper, Preset, Row, Sweep, Table
 from splitfg_lab.report._figures import FigureView, view_figure
 from splitfg_lab.report._groups import group_runs
+from splitfg_lab.report._matrices import confusions
+from splitfg_lab.report._methods import colour_of, method_in, method_of
 from splitfg_lab.report._series import MAX_POINTS, curve_drawing, for_logarithms, sweep_drawing
+from splitfg_lab.report._words import axis_labels
 from splitfg_lab.runs.config import from_json
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord
@@ -70,6 +74,28 @@ class TestCurves:
         slow = [point | {"wall_s": point["wall_s"] * 3} for point in points(1.0, 1.0)]
         groups = group_runs(experiment(), [run("a", 0, points(1.0, 1.0)), run("a", 1, slow)])
         assert curve_drawing(dataclasses.replace(CURVES, x="wall_s"), groups).series[0].x == (0.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            ({"side_by_side": 10}, "1 of 2 runs shared their machine"),
+            ({"side_by_side": None}, "1 of 2 runs did not record"),
+            ({"device": "cpu: EPYC"}, "several devices"),
+            ({"versions": {"torch": "2.11.0"}}, "several torch versions"),
+        ],
+    )
+    def test_times_that_cannot_be_compared_are_not_drawn(self, changes, reason):
+        figure = dataclasses.replace(CURVES, x="wall_s")
+        runs = [run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 1.0), **changes)]
+        view = draw(figure, *runs)
+        assert view.svg is None
+        assert reason in view.notes[0]
+        assert draw(CURVES, *runs).svg, "steps can always be compared"
+
+    def test_times_of_runs_that_had_their_machine_alone_are_drawn(self):
+        figure = dataclasses.replace(CURVES, x="wall_s")
+        svg = draw(figure, run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 1.0))).svg
+        assert "time, seconds" in texts(svg or "")
 
     def test_lines_without_the_metric_are_skipped(self):
         curve = [{"step": 0, "wall_s": 0.0, "loss": 2.0}, {"step": 5, "wall_s": 1.0, "accuracy": 0.5}]
@@ -193,16 +219,63 @@ class TestSvg:
         figure = dataclasses.replace(CURVES, references=(("frozen", 1234.5),))
         svg = draw(figure, run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 2.0))).svg
         assert svg is not None
-        assert {"Preset a", "Preset b", "frozen: 1234.5", "step", "loss"} <= set(texts(svg))
+        assert {"Preset a", "Preset b", "frozen: 1234.5", "training step", "training loss"} <= set(texts(svg))
 
     def test_a_sweep_may_say_its_fields_and_metrics_in_words(self):
         plain, worded = (
             set(texts(draw(figure, run("a")).svg or ""))
-            for figure in (SWEEP, dataclasses.replace(SWEEP, x_label="step scale", labels=("training loss",)))
+            for figure in (SWEEP, dataclasses.replace(SWEEP, x_label="step scale", labels=("final loss",)))
         )
-        assert {SWEEP.field, "loss"} <= plain
-        assert {"step scale", "training loss"} <= worded
-        assert not {SWEEP.field, "loss"} & worded
+        assert {"rho", "training loss"} <= plain
+        assert {"step scale", "final loss"} <= worded
+        assert not {"rho", "training loss"} & worded
+
+    def test_axes_of_all_shipped_figures_are_labelled_in_words(self):
+        figures = [f for e in EXPERIMENTS for f in e.figures if isinstance(f, Curves | Sweep)]
+        labels = {label for figure in figures for label in axis_labels(figure)}
+        assert labels
+        assert [label for label in labels if re.search(r"_|\w[./]\w", label)] == []
+
+    def test_a_method_has_one_colour_and_its_lines_differ_otherwise(self):
+        what = Experiment("e", "E", "here", "m:f", tuple(Preset(n, n, config(n)) for n in RHOS))
+        lines = [run(n, 0, points(2.0, 1.0)) for n in RHOS]
+        view = view_figure(dataclasses.replace(CURVES, presets=tuple(RHOS)), what, group_runs(what, lines))
+        strokes = re.findall(r"stroke: var\((--fig-series-\d+)", view.svg or "")
+        assert set(strokes) == {"--fig-series-1"}, "all are Split-FG"
+        assert len(set(re.findall(r"stroke-dasharray: ([\d., ]+)", view.svg or ""))) >= 2
+
+    @pytest.mark.parametrize(
+        ("config", "method"),
+        [
+            ({"method": {"type": "SplitFGMethod", "K": 4}}, "split_fg"),
+            ({"method": {"type": "PureFGMethod"}}, "pure_fg"),
+            ({"training": {"method": {"type": "BackpropMethod"}}}, "backprop"),
+            ({"method": {"type": "KnnLMMethod"}}, "hopfield"),
+            ({"method": "es"}, "evolution"),
+            ({"steps": 3}, ""),
+        ],
+    )
+    def test_the_method_of_a_config(self, config, method):
+        assert method_of(config) == method
+
+    @pytest.mark.parametrize(
+        ("name", "method"),
+        [
+            ("mib/split_fg-k4-chunk1", "split_fg"),
+            ("mib/backprop-both", "backprop"),
+            ("ms/fg-k1-chunk1", "pure_fg"),
+            ("loss", ""),
+            ("frozen", "frozen"),
+            ("essence", ""),
+        ],
+    )
+    def test_the_method_of_a_variant(self, name, method):
+        assert method_in(name) == method
+
+    def test_every_method_of_the_shipped_curves_has_a_colour(self):
+        shown = {(e.name, name) for e in EXPERIMENTS for f in e.figures if isinstance(f, Curves) for name in f.presets}
+        methods = {method_of(p.config) for e in EXPERIMENTS for p in e.presets if (e.name, p.name) in shown}
+        assert {method for method in methods if colour_of(method) is None} == set()
 
     @pytest.mark.parametrize(
         "title", ["$x^2$ {} \\frac", "_hidden {}", "日本語 {}", "a < b & c > {} \"'", '#1b62a5 id="{}"']
@@ -246,3 +319,29 @@ class TestSvg:
         with matplotlib.rc_context({"font.size": 30, "axes.labelsize": 30}):
             assert draw(CURVES, run("a", 0, points(2.0, 1.0))).svg == plain
             assert matplotlib.rcParams["font.size"] == 30
+
+
+class TestMatrices:
+    CONFUSION = Confusion("c", "Confusion", ("a", "b"), ("cat", "dog"))
+    FILTERS = Filters("f", "Filters", ("a", "b"))
+
+    def test_runs_of_a_preset_are_summed(self):
+        runs = [run("a", s, matrices={"confusion": [[1, 2], [3, 4]]}) for s in (0, 1)]
+        groups = group_runs(experiment(), runs)
+        assert confusions(self.CONFUSION, groups) == {"Preset a": ((2, 4), (6, 8))}
+
+    def test_a_confusion_matrix_names_classes_and_axes(self):
+        view = draw(self.CONFUSION, run("a", matrices={"confusion": [[5, 1], [0, 6]]}))
+        assert {"cat", "dog", "true class", "assigned class", "Preset a"} <= set(texts(view.svg or ""))
+        assert view.notes == ("Preset b: no run recorded it.",)
+
+    def test_filters_before_and_after(self):
+        before, after = ([[sign * i for i in range(27)]] * 4 for sign in (1.0, -1.0))
+        view = draw(self.FILTERS, run("a", matrices={"filters_before": before, "filters_after": after}))
+        assert {"Before training", "Preset a"} <= set(texts(view.svg or ""))
+
+    @pytest.mark.parametrize("figure", [CONFUSION, FILTERS])
+    def test_runs_without_a_matrix_are_nothing_to_draw(self, figure):
+        view = draw(figure, run("a"))
+        assert view.svg is None
+        assert view.notes

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from report_samples import Config, Step, config_json, report_json
 
 from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, Table, identity_in
+from splitfg_lab.report._cell_view import CellView
 from splitfg_lab.report._costs import view_costs
 from splitfg_lab.report._groups import PresetRuns, group_runs
 from splitfg_lab.report._provenance import provenance
 from splitfg_lab.report._series import _paper_values
-from splitfg_lab.report._tables import CellView, TableView, view_table
+from splitfg_lab.report._table_view import TableView, view_table
 from splitfg_lab.runs.config import from_json
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord, by_config
@@ -53,6 +54,10 @@ def grid(rows: list[list[Cell]], *runs: RunRecord, better: Any = "higher", best_
     made = tuple(Row(f"r{i}", tuple(cells)) for i, cells in enumerate(rows))
     table = Table("t", "T", columns, made, better=better, best_in=best_in)
     return view_table(table, groups(*runs))
+
+
+def seeds(preset: str, value: float, count: int = 3, **changes: Any) -> list[RunRecord]:
+    return [run(preset, value, seed, **changes) for seed in range(count)]
 
 
 def best(view: TableView, mark: str = "best") -> list[tuple[int, int]]:
@@ -233,7 +238,7 @@ class TestDigits:
 
     def test_ties_are_judged_at_the_digits_shown(self):
         rows = [[Cell("a", "accuracy", decimals=0), Cell("b", "accuracy", decimals=0)]]
-        assert best(grid(rows, run("a", 1.1), run("b", 1.2))) == [(0, 0), (0, 1)]
+        assert best(grid(rows, *seeds("a", 1.1), *seeds("b", 1.2))) == [(0, 0), (0, 1)]
 
 
 class TestBest:
@@ -264,8 +269,8 @@ class TestBest:
         rows = [[Cell(p, m) for m in metrics] for p in "ab"]
         view = grid(
             rows,
-            run("a", None, metrics=metrics),
-            run("b", None, metrics={"nll": 2.0, "ppl": 2.0, "ms": 2.0}),
+            *seeds("a", 0.0, metrics=metrics),
+            *seeds("b", 0.0, metrics={"nll": 2.0, "ppl": 2.0, "ms": 2.0}),
             better="lower",
             best_in="column",
         )
@@ -286,6 +291,23 @@ class TestBest:
         assert best(grid(rows, run("a", 1.0), run("b", 2.0), better=None)) == []
         assert best(grid(rows, run("a", 1.0))) == []
         assert best(grid(rows, run("a", 1.0), diverged("b"))) == []
+
+    @pytest.mark.parametrize(("first", "second", "ranked"), [(1, 3, False), (3, 1, False), (2, 2, False), (3, 3, True)])
+    def test_a_small_gap_needs_three_seeds_on_both_sides(self, first, second, ranked):
+        rows = [[Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("c", "accuracy")]]
+        view = grid(rows, *seeds("a", 60.0, first), *seeds("b", 58.0, second), run("c", 20.0))
+        assert best(view) == best(view, "best_forward") == ([(0, 0)] if ranked else [])
+
+    def test_a_large_gap_needs_one_seed(self):
+        rows = [[Cell("a", "accuracy"), Cell("b", "accuracy")]]
+        assert best(grid(rows, run("a", 60.0), run("b", 56.0))) == [(0, 0)]  # 4 of 60 is more than 5%
+
+    def test_a_count_model_is_never_the_best_without_a_backward_pass(self):
+        presets = (Preset("a", "Bigram", Config(), counts=True), Preset("b", "B", Config()), Preset("c", "C", Config()))
+        table = Table("t", "T", ("x", "y", "z"), (Row("r", tuple(Cell(p, "accuracy") for p in "abc")),), "lower", "row")
+        runs = [run("a", 200.0), run("b", 400.0), run("c", 700.0)]
+        view = view_table(table, group_runs(Experiment("e", "E", "here", "m:f", presets), runs))
+        assert (best(view), best(view, "best_forward")) == ([(0, 0)], [(0, 1)])
 
     def test_overrides_do_not_compete(self):
         rows = [[Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("c", "accuracy")]]
@@ -347,11 +369,27 @@ class TestCosts:
         assert table.note.startswith("All on cuda: NVIDIA H200, memory: GPU memory allocated. Times are")
 
     def test_what_was_not_measured_is_a_dash_and_a_zero_is_a_zero(self):
-        table = view_costs(groups(run("a", 1.0, step_ms=None, jvps_per_step=0.0)))
-        assert table is not None
-        texts = dict(zip(table.columns, (c.text for c in table.rows[0].cells), strict=True))
+        texts = _costs(groups(run("a", 1.0, step_ms=None, jvps_per_step=0.0), run("b", 1.0)))
         assert (texts["Step (ms)"], texts["JVPs per step"]) == ("–", "0")
-        assert table.note.endswith("–: not measured.")
+        assert texts["note"].endswith("–: not measured.")
+
+    def test_a_column_that_no_run_measured_is_left_out(self):
+        texts = _costs(groups(run("a", 1.0, step_ms=None)))
+        assert "Step (ms)" not in texts
+        assert "not measured" not in texts["note"]
+
+    @pytest.mark.parametrize("count", [None, 2, 10])
+    def test_times_of_runs_that_did_not_have_their_machine_alone_are_left_out(self, count):
+        shared, alone = run("a", 1.0, side_by_side=count), run("b", 1.0)
+        texts = _costs(groups(shared))
+        assert not {"Step (ms)", "Wall time"} & texts.keys()
+        assert {"Peak memory (MiB)", "JVPs per step", "Steps"} <= texts.keys()
+        assert "shared their machine" in texts["note"]
+        assert _costs(groups(shared, alone))["Step (ms)"] == "–"
+        table = Table("t", "T", ("ms",), (Row("r", (Cell("a", "step_ms"), Cell("b", "step_ms"))),))
+        first, second = view_table(table, groups(shared, alone)).rows[0].cells
+        assert (first.text, first.value) == ("not timed", None)
+        assert second.value == 4.25
 
     def test_no_memory_and_no_steps_are_not_measured_and_never_zero(self):
         runs = groups(run("a", 1.0, peak_memory_mib=0.0, steps=0), run("b", 1.0))
@@ -362,12 +400,12 @@ class TestCosts:
 
     def test_averages_over_several_methods_are_left_out(self):
         several = {"ms/backprop": 1.0, "ms/split_fg": 9.0, "ratio/split_fg": 9.0}
-        found = _costs(groups(run("a", None, metrics=several, wall_s=30.0, steps=200)))
+        found = _costs(groups(run("a", None, metrics=several, wall_s=30.0, steps=200), run("b", 1.0)))
         averages = ("Step (ms)", "Peak memory (MiB)", "JVPs per step", "Reverse passes through the trunk")
         assert {found[column] for column in averages} == {"–"}
         assert (found["Steps"], found["Wall time"]) == ("200", "30 s")
         assert "is in the tables" in found["note"]
-        assert _costs(groups(run("a", None, metrics=several, steps=0)))["Steps"] == "–"
+        assert _costs(groups(run("a", None, metrics=several, steps=0), run("b", 1.0)))["Steps"] == "–"
 
     def test_one_method_with_several_metrics_is_still_one(self):
         found = _costs(groups(run("a", None, metrics={"ms/split_fg": 9.0, "mib/split_fg": 9.0, "accuracy": 1.0})))

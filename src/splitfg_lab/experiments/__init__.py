@@ -14,13 +14,28 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Figure, Paired, Paper, Preset, Row, Sweep, Table
-from splitfg_lab.runs.names import is_plain, natural
+from splitfg_lab.experiments.spec import (
+    Cell,
+    Confusion,
+    Curves,
+    Experiment,
+    Figure,
+    Filters,
+    Headline,
+    Paired,
+    Paper,
+    Preset,
+    Row,
+    Sweep,
+    Table,
+)
+from splitfg_lab.runs.names import is_plain
 
 if TYPE_CHECKING:
     EXPERIMENTS: tuple[Experiment, ...]
@@ -29,9 +44,12 @@ if TYPE_CHECKING:
 __all__ = [
     "EXPERIMENTS",
     "Cell",
+    "Confusion",
     "Curves",
     "Experiment",
     "Figure",
+    "Filters",
+    "Headline",
     "Paired",
     "Paper",
     "Preset",
@@ -50,11 +68,23 @@ def __getattr__(name: str) -> tuple[Experiment, ...]:
 
 @functools.cache
 def _experiments() -> tuple[Experiment, ...]:
-    found = sorted([*_shipped(), *_plugged_in()], key=lambda e: (natural(e.source), e.name))
+    found = sorted([*_shipped(), *_plugged_in()], key=_place_in_paper)
     problems = [*_twice(e.name for e in found), *(p for e in found for p in _wrong_names(e))]
     if problems:
         raise ValueError("experiments cannot be told apart or put into folders:\n" + "\n".join(problems))
     return tuple(found)
+
+
+_SECTION = re.compile(r"Sections? (\d+(?:\.\d+)*)")
+_TABLE = re.compile(r"Tables? (\d+)")
+
+
+def _place_in_paper(experiment: Experiment) -> tuple[bool, tuple[int, ...], int, str]:
+    """Sort key: the paper's experiments by the first section and table they name, then everything new."""
+    section, table = _SECTION.search(experiment.source), _TABLE.search(experiment.source)
+    is_new = section is None or experiment.source.startswith("New here")
+    numbers = tuple(map(int, section[1].split("."))) if section else ()
+    return is_new, numbers, int(table[1]) if table else 0, experiment.name
 
 
 def _shipped() -> Iterator[Experiment]:

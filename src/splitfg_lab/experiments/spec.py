@@ -34,12 +34,15 @@ class Preset:
         title: One line for people.
         config: A frozen dataclass that the experiment's runner understands.
         seeds: Seeds that make up the recorded result.
+        counts: Whether it is a count model. Count models have no trunk, so a report never marks one as the best
+            method without a backward pass.
     """
 
     name: str
     title: str
     config: Any
     seeds: tuple[int, ...] = (0,)
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ class Table:
 class Curves:
     """A figure of metrics over training: one line per preset, mean over seeds.
 
-    ``references`` are horizontal lines: label and value.
+    Attributes:
+        x: ``step``, or ``wall_s`` for seconds. A report draws a figure over seconds only if every run had its machine
+            to itself and all ran on one kind of device.
+        references: Horizontal lines: label and value.
+        y_label: Words for the metric; the report has defaults for common metrics.
     """
 
     key: str
@@ -123,6 +130,7 @@ class Curves:
     log_x: bool = False
     log_y: bool = False
     references: tuple[tuple[str, float], ...] = ()
+    y_label: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,66 @@ class Sweep:
     labels: tuple[str, ...] = ()
 
 
-Figure: TypeAlias = Curves | Sweep
+@dataclass(frozen=True)
+class Confusion:
+    """A figure of confusion matrices, one per preset, from the matrix ``confusion`` that runs record.
+
+    Row i, column j of the matrix counts the test samples of class i that the run assigns to class j. Runs of a preset
+    are summed.
+
+    Attributes:
+        classes: Names of the classes, in order; numbers if empty.
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Filters:
+    """A figure of a trunk's first convolution: before training, and as each preset left it.
+
+    Runs record the matrices ``filters_before`` and ``filters_after`` with one row per filter: channels x height x
+    width, flattened. Filters have three channels (red, green, blue) and are square. The first run of a preset that
+    recorded them is drawn; ``filters_before`` comes from the first preset.
+    """
+
+    key: str
+    title: str
+    presets: tuple[str, ...]
+
+
+Figure: TypeAlias = Curves | Sweep | Confusion | Filters
+
+
+SUMMARY_COLUMNS: Final = ("Backprop", "Frozen trunk", "Pure FG", "Split-FG", "Beyond the paper")
+"""The columns of a report's summary."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row of the report's summary: one task under several methods.
+
+    Attributes:
+        label: The task and the metric with its unit.
+        cells: Cells by column, of :data:`SUMMARY_COLUMNS`.
+        better: Which way is better.
+        beyond: Which method is in the column ``Beyond the paper``.
+        decimals: Digits after the point.
+    """
+
+    label: str
+    cells: Mapping[str, Cell]
+    better: Literal["lower", "higher"]
+    beyond: str = ""
+    decimals: int = 1
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.cells if name not in SUMMARY_COLUMNS]
+        if unknown:
+            raise ValueError(f"no column {', '.join(unknown)} in the summary; columns: {', '.join(SUMMARY_COLUMNS)}")
 
 
 @dataclass(frozen=True)
@@ -160,6 +227,7 @@ class Experiment:
         immaterial: Fields of the config, earlier ones too, that change what a run costs but not what it finds: a run
             that differs in them alone is a run of the preset.
         earlier: Fields, and what they amounted to before there were any, for runs recorded then.
+        headlines: Its rows in the report's summary.
     """
 
     name: str
@@ -172,6 +240,7 @@ class Experiment:
     smoke: tuple[str, ...] = ("steps=2",)
     immaterial: tuple[str, ...] = ()
     earlier: tuple[tuple[str, Any], ...] = ()
+    headlines: tuple[Headline, ...] = ()
 
     def preset(self, name: str) -> Preset:
         """The preset of that name."""

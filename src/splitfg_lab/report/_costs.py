@@ -1,12 +1,13 @@
-"""What training cost: step time, peak memory, JVPs and reverse passes, one row per preset and device."""
+"""The cost of training: step time, peak memory, JVPs and reverse passes, one row per preset and device."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from splitfg_lab.report._groups import PresetRuns, measured_several, quantities
 from splitfg_lab.report._numbers import Summary, duration, significant, summarise
+from splitfg_lab.report._times import timed_alone
 from splitfg_lab.runs.results import RunRecord
 
 _QUANTITIES = {
@@ -15,29 +16,31 @@ _QUANTITIES = {
     "jvps_per_step": "JVPs per step",
     "trunk_backward": "Reverse passes through the trunk",
     "steps": "Steps",
+    "wall_s": "Wall time",
 }
-_COLUMNS = (*_QUANTITIES.values(), "Wall time", "Runs")
-_AS_IT_WAS = "Times are as each run had them, alone on its device or beside others: they compare no methods."
-_SEVERAL = "Where a run measured several methods, what each of them cost is in the tables."
+_COLUMNS = (*_QUANTITIES.values(), "Runs")
+_ALONE = "Times are those of runs that had their machine alone, each in its own process."
+_NOT_ALONE = "Times are left out of runs that shared their machine or did not record that they had it alone."
+_SEVERAL = "The cost of each method that a run measured is in the tables."
 NOT_MEASURED = "–"
 
 
 @dataclass(frozen=True)
 class CostCell:
-    """A printed quantity, and the number it is sorted by; words, or nothing measured, where that is ``None``."""
+    """A printed quantity and the number to sort by; ``None`` for words and for quantities not measured."""
 
     text: str
     value: float | None = None
 
     @property
     def is_words(self) -> bool:
-        """Whether it holds no quantity at all."""
+        """Whether it holds words, not a quantity."""
         return self.value is None and self.text != NOT_MEASURED
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """What one preset cost on one device; ``changes`` names the overrides it was run with."""
+    """The cost of one preset on one device; ``changes`` lists its overrides."""
 
     label: str
     changes: tuple[str, ...]
@@ -46,7 +49,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class CostTable:
-    """The cost of an experiment's runs; ``note`` says what all rows have in common."""
+    """The cost of an experiment's runs; ``note`` holds for all rows."""
 
     columns: tuple[str, ...]
     rows: tuple[CostRow, ...]
@@ -54,7 +57,7 @@ class CostTable:
 
 
 def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
-    """The cost of everything that ran, devices and overrides kept apart; ``None`` if nothing did."""
+    """Return the cost of all runs, devices and overrides kept apart; ``None`` if there are no runs."""
     parts = [
         (group.preset.title, changes, same_place)
         for group in groups.values()
@@ -65,15 +68,24 @@ def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
         return None
     places = dict.fromkeys(_place(runs[0]) for _, _, runs in parts)
     alike = len(places) == 1
-    rows = tuple(CostRow(label, changes, _cells(runs, with_place=not alike)) for label, changes, runs in parts)
+    rows = [CostRow(label, changes, _cells(runs, with_place=not alike)) for label, changes, runs in parts]
     columns = _COLUMNS if alike else (*_COLUMNS, "Where")
-    return CostTable(columns, rows, _note(rows, [run for _, _, runs in parts for run in runs], places))
+    table = _without_empty_columns(CostTable(columns, tuple(rows), ""))
+    return replace(table, note=_note(table.rows, [run for _, _, runs in parts for run in runs], places))
 
 
-def _note(rows: Iterable[CostRow], runs: Iterable[RunRecord], places: Collection[str]) -> str:
+def _without_empty_columns(table: CostTable) -> CostTable:
+    kept = [j for j in range(len(table.columns)) if any(row.cells[j].text != NOT_MEASURED for row in table.rows)]
+    rows = tuple(replace(row, cells=tuple(row.cells[j] for j in kept)) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[j] for j in kept), rows=rows)
+
+
+def _note(rows: Iterable[CostRow], runs: Sequence[RunRecord], places: Collection[str]) -> str:
+    alone = [timed_alone(run.report) for run in runs]
     sentences = (
         f"All on {next(iter(places))}." if len(places) == 1 else "",
-        _AS_IT_WAS,
+        _ALONE if any(alone) else "",
+        "" if all(alone) else _NOT_ALONE,
         f"{NOT_MEASURED}: not measured." if any(c.text == NOT_MEASURED for row in rows for c in row.cells) else "",
         _SEVERAL if any(measured_several(run.report) for run in runs) else "",
     )
@@ -81,7 +93,7 @@ def _note(rows: Iterable[CostRow], runs: Iterable[RunRecord], places: Collection
 
 
 def _place(run: RunRecord) -> str:
-    """The device, and what memory means there: neither time nor memory compares across these."""
+    """Name the device and its kind of memory: neither times nor memory compare across these."""
     return f"{run.report.device}, memory: {run.report.memory_kind}"
 
 
@@ -93,19 +105,20 @@ def _by_place(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
 
 
 def _cells(runs: list[RunRecord], *, with_place: bool) -> tuple[CostCell, ...]:
-    wall_s = sum(run.report.wall_s for run in runs) / len(runs)
     measured = [quantities(run.report) for run in runs]
     cells = (
-        *(_quantity(found[name] for found in measured) for name in _QUANTITIES),
-        CostCell(duration(wall_s), wall_s),
+        *(_quantity(name, [found[name] for found in measured]) for name in _QUANTITIES),
         CostCell(str(len(runs)), len(runs)),
     )
     return (*cells, CostCell(_place(runs[0]))) if with_place else cells
 
 
-def _quantity(values: Iterable[float | None]) -> CostCell:
+def _quantity(name: str, values: Iterable[float | None]) -> CostCell:
     summary = summarise(value for value in values if value is not None)
-    return CostCell(NOT_MEASURED) if summary.mean is None else CostCell(_text(summary, summary.mean), summary.mean)
+    if summary.mean is None:
+        return CostCell(NOT_MEASURED)
+    text = duration(summary.mean) if name == "wall_s" else _text(summary, summary.mean)
+    return CostCell(text, summary.mean)
 
 
 def _text(summary: Summary, mean: float) -> str:

@@ -1,4 +1,4 @@
-"""Runs by preset: those made as the preset says and, kept apart, those made with something changed."""
+"""Group runs by preset, and keep runs with overrides apart from those of the preset itself."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from splitfg_lab.experiments.spec import Experiment, Preset
 from splitfg_lab.report._numbers import Summary, summarise
+from splitfg_lab.report._times import TIMES, timed_alone
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord
 
 _OF_ONE_METHOD = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward")
 _QUANTITIES = (*_OF_ONE_METHOD, "wall_s", "steps")
-_NEVER_ZERO = ("peak_memory_mib", "steps")  # of a run that measured them
+_NEVER_ZERO = ("peak_memory_mib", "steps")  # zero means that the run did not measure it
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PresetRuns:
-    """All runs of one preset: ``runs`` as it says, ``variants`` with overrides; never mixed into one mean."""
+    """All runs of one preset: ``runs`` with its config, ``variants`` with overrides; means never mix the two."""
 
     preset: Preset
     runs: tuple[RunRecord, ...]
@@ -40,7 +41,7 @@ class PresetRuns:
 
 
 def group_runs(experiment: Experiment, records: Iterable[RunRecord]) -> dict[str, PresetRuns]:
-    """The runs of an experiment by preset name; every preset has an entry, run or not."""
+    """Return the runs of an experiment by preset name; presets without runs have an entry too."""
     by_preset: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         if record.report.experiment == experiment.name:
@@ -49,32 +50,37 @@ def group_runs(experiment: Experiment, records: Iterable[RunRecord]) -> dict[str
 
 
 def metric_summary(runs: Iterable[RunRecord], metric: str) -> Summary:
-    """A metric over runs; a diverged run counts as diverged whatever numbers it left behind."""
+    """Summarise a metric over runs; a diverged run counts as diverged whatever metrics it recorded."""
     values = (_metric(record.report, metric) for record in runs)
     return summarise(value for value in values if value is not None)
 
 
 def metric_values(runs: Iterable[RunRecord], metric: str) -> dict[int, float]:
-    """A metric by seed, of the runs that measured it; NaN where a run diverged."""
+    """Return a metric by seed, of the runs that measured it; NaN where a run diverged."""
     values = {record.report.seed: _metric(record.report, metric) for record in runs}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
 def quantities(report: RunReport) -> dict[str, float | None]:
-    """What a report says of its run as a whole; ``None`` where nobody measured it, or where it belongs to no method."""
+    """Return the quantities of a run as a whole.
+
+    A quantity is ``None`` if the run did not measure it, if the run measured several methods, or if it is a time and
+    the run did not have its machine alone.
+    """
     found = {name: getattr(report, name) for name in _QUANTITIES}
     unmeasured = [name for name in _NEVER_ZERO if found[name] == 0]
     averages = _OF_ONE_METHOD if measured_several(report) else ()
-    return found | dict.fromkeys((*unmeasured, *averages))
+    untimed = () if timed_alone(report) else TIMES
+    return found | dict.fromkeys((*unmeasured, *averages, *untimed))
 
 
 def measured_several(report: RunReport) -> bool:
-    """Whether one run measured several methods (``ms/backprop`` and ``ms/frozen``): averages over them say nothing."""
+    """Return whether one run measured several methods (``ms/backprop`` and ``ms/frozen``), so averages mean nothing."""
     return len({name.partition("/")[2] for name in report.metrics if "/" in name}) > 1
 
 
 def _metric(report: RunReport, name: str) -> float | None:
-    """A metric by its name, or a quantity that every report has; ``None`` if the run did not measure it."""
+    """Return a metric, or a quantity that every report has, by name; ``None`` if the run did not measure it."""
     if report.status == "diverged":
         return math.nan
     return (quantities(report) | report.metrics).get(name)

@@ -1,29 +1,46 @@
-"""The report as Markdown, for a repository's pages; figures are left to the HTML page."""
+"""The report as Markdown, for a repository's pages; only the HTML page has figures."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
+from splitfg_lab.experiments.spec import SUMMARY_COLUMNS
+from splitfg_lab.report._cell_view import CellView
 from splitfg_lab.report._costs import CostTable
-from splitfg_lab.report._tables import CellView, TableView
+from splitfg_lab.report._summary import SummaryRow
+from splitfg_lab.report._table_view import TableView
 from splitfg_lab.report._views import ExperimentView, ReportView
+from splitfg_lab.report._words import AUTHORS, PAPER
 
-_INTRODUCTION = """\
-# The paper beside our runs
+_INTRODUCTION = f"""\
+# {PAPER}: the paper and our runs
 
-Every number of ours is the mean ± sample standard deviation over the runs in brackets, with the paper's
-value and the difference (ours minus the paper's) below it. **Bold** is the best of all it is compared with,
-★ the best with no backward pass through the trunk, † a run with a changed config, never part of a mean."""
+The paper is by {AUTHORS}. Each of our numbers is the mean ± sample standard deviation over the runs in brackets, with
+the paper's value and the difference (ours minus the paper's) below it. **Bold** marks the best number of those it is
+compared with, ★ the best with no backward pass through the trunk; a gap below 5% is marked only if three runs stand
+behind each number. † marks runs with a changed config, which are never part of a mean."""
 
 
 def render_markdown(report: ReportView) -> str:
-    """The report as one Markdown document; all text in it is escaped."""
-    blocks = [_INTRODUCTION, "## Overview", _overview(report.experiments)]
+    """Return the report as one Markdown document; all text in it is escaped."""
+    blocks = [_INTRODUCTION, *_summary(report.summary), "## Overview", _overview(report.experiments)]
     for view in report.experiments:
         blocks += _experiment(view)
     blocks += _left_out(report)
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _summary(rows: Sequence[SummaryRow]) -> Iterator[str]:
+    if not rows:
+        return
+    yield "## Summary"
+    yield _grid(("", *SUMMARY_COLUMNS), [(_summary_label(row), *map(_cell, row.cells)) for row in rows])
+
+
+def _summary_label(row: SummaryRow) -> str:
+    beyond = f"<br>Beyond the paper: {_escape(row.beyond)}." if row.beyond else ""
+    return f"{_escape(row.label)}, {row.better} is better{beyond}"
 
 
 def _overview(experiments: Sequence[ExperimentView]) -> str:
@@ -67,13 +84,23 @@ def _costs(table: CostTable) -> Iterator[str]:
 def _results(view: TableView) -> Iterator[str]:
     table = view.table
     yield f"### {_escape(table.title)}"
+    if view.provenance is None:
+        yield "<details><summary>Not run yet: the paper's numbers</summary>"
+        yield from _filled(view)
+        yield "</details>"
+    else:
+        yield from _filled(view)
+
+
+def _filled(view: TableView) -> Iterator[str]:
+    table = view.table
     yield f"{table.better.capitalize()} is better." if table.better else ""
     rows = [(_escape(row.label), *(_cell(cell) for cell in row.cells)) for row in view.rows]
     yield _grid(("", *map(_escape, table.columns)), rows)
     yield _escape(table.note)
     yield "\n".join(f"- {mark} {_escape(text)}" for mark, text in view.footnotes)
     if view.provenance:
-        yield f"These numbers rest on {_escape(view.provenance.line)}."
+        yield f"Runs behind these numbers: {_escape(view.provenance.line)}."
 
 
 def _cell(cell: CellView) -> str:
@@ -100,7 +127,7 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown and the HTML inside it leave alone, on one line."""
+    """Return text on one line, with everything escaped that Markdown or HTML would interpret."""
     text = " ".join(text.split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", text)

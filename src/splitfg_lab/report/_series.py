@@ -1,4 +1,4 @@
-"""The lines of a figure as numbers, before anything is drawn."""
+"""The lines of a figure as numbers, before drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Sweep
 from splitfg_lab.report._groups import PresetRuns, metric_summary
+from splitfg_lab.report._methods import method_in, method_of
 from splitfg_lab.report._numbers import Summary, is_usable
+from splitfg_lab.report._words import metric_words
 from splitfg_lab.runs.results import RunRecord
 
 MAX_POINTS = 400
@@ -33,6 +35,7 @@ class Series:
         y: Values, mean over seeds.
         spread: Standard deviations over seeds; empty where there is one seed.
         style: The mean as a ``curve`` or as ``points``, a run that ``diverged``, or the ``paper``'s values.
+        method: The method it belongs to, which gives its colour; empty if none.
     """
 
     index: int
@@ -41,11 +44,12 @@ class Series:
     y: tuple[float, ...]
     spread: tuple[float, ...] = ()
     style: Style = "curve"
+    method: str = ""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The lines of a figure, and in words what it cannot show."""
+    """The lines of a figure, and notes on everything it leaves out."""
 
     series: tuple[Series, ...]
     notes: tuple[str, ...]
@@ -53,31 +57,41 @@ class Drawing:
 
 
 def curve_drawing(figure: Curves, groups: Mapping[str, PresetRuns]) -> Drawing:
-    """Learning curves: the mean over finished runs, and every run that diverged up to its last point."""
+    """Return learning curves: the mean over finished runs, and every run that diverged up to its last point."""
     series: list[Series] = []
     notes: list[str] = []
     for index, name in enumerate(figure.presets):
-        lines = _preset_curves(index, figure, groups[name])
+        method = method_of(groups[name].preset.config)
+        lines = [dataclasses.replace(line, method=method) for line in _preset_curves(index, figure, groups[name])]
         series += lines
         notes += _curve_notes(groups[name], drawn=bool(lines))
     return Drawing(tuple(series), tuple(notes))
 
 
 def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> Drawing:
-    """Final metrics against a config field, with the paper's value beside ours where a table prints one."""
+    """Return final metrics against a config field, with the paper's values where a table has them."""
     places, categorical = _places(figure, [groups[name].preset for name in figure.presets])
     printed = _paper_values(experiment)
     series: list[Series] = []
-    for index, (metric, label) in enumerate(zip(figure.metrics, figure.labels or figure.metrics, strict=True)):
+    labels = figure.labels or tuple(map(metric_words, figure.metrics))
+    for index, (metric, label) in enumerate(zip(figure.metrics, labels, strict=True)):
         ours = [(x, metric_summary(groups[name].runs, metric)) for x, name in places]
         paper = [(x, printed[name, metric].mean) for x, name in places if (name, metric) in printed]
-        series += [_measured_line(index, label, ours), _paper_line(index, label, paper)]
+        lines = (_measured_line(index, label, ours), _paper_line(index, label, paper))
+        method = method_in(metric) or _shared_method([groups[name].preset for name in figure.presets])
+        series += [dataclasses.replace(line, method=method) for line in lines]
     notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
     return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)
 
 
+def _shared_method(presets: Sequence[Preset]) -> str:
+    """Return the method of these presets if they have one in common; empty otherwise."""
+    methods = {method_of(preset.config) for preset in presets}
+    return methods.pop() if len(methods) == 1 else ""
+
+
 def for_logarithms(drawing: Drawing, *, x: bool, y: bool) -> Drawing:
-    """The drawing without the points that logarithmic axes cannot show; the legend, or else the notes, count them."""
+    """Drop the points that logarithmic axes cannot show; the legend, or else the notes, count them."""
     names = {line.index: line.label for line in reversed(drawing.series) if line.label}
     series: list[Series] = []
     notes: list[str] = []
@@ -100,7 +114,7 @@ def _positive(line: Series, *, x: bool, y: bool) -> Series:
 
 
 def field_value(config: Any, path: str) -> Any:
-    """The value at a dotted path of a config."""
+    """Return the value at a dotted path of a config."""
     for name in path.split("."):
         config = config[name] if isinstance(config, Mapping) else getattr(config, name)
     return config
@@ -122,7 +136,7 @@ def _preset_curves(index: int, figure: Curves, group: PresetRuns) -> list[Series
 
 
 def _points(run: RunRecord, figure: Curves) -> dict[float, tuple[float, float]]:
-    """By step: the position on the x axis, and the value."""
+    """Return the position on the x axis and the value, by step."""
     return {
         point["step"]: (point[figure.x], point[figure.metric])
         for point in run.curve
@@ -131,7 +145,7 @@ def _points(run: RunRecord, figure: Curves) -> dict[float, tuple[float, float]]:
 
 
 def _mean_curve(index: int, label: str, runs: Sequence[Mapping[float, tuple[float, float]]]) -> Series:
-    """The mean at the steps that all runs logged, so that no jump comes from a run that is missing."""
+    """Return the mean at the steps that all runs logged, so that a missing run causes no jump."""
     steps = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     columns = [[run[step] for run in runs] for step in _thin(steps)]
     x = tuple(fmean(place for place, _ in column) for column in columns)
@@ -153,7 +167,7 @@ def _thin(steps: Sequence[float]) -> list[float]:
 
 
 def _places(figure: Sweep, presets: Sequence[Preset]) -> tuple[list[tuple[Any, str]], bool]:
-    """Position and preset name, ascending; unless all positions are numbers, text in their order."""
+    """Return position and preset name: ascending if all positions are numbers, else as text in the given order."""
     values = [(field_value(preset.config, figure.field), preset.name) for preset in presets]
     if all(isinstance(x, int | float) and not isinstance(x, bool) for x, _ in values):
         return sorted(values), False

@@ -1,19 +1,22 @@
-"""The report in a terminal: the paper's layout where it fits, one line per number where it does not."""
+"""The report in a terminal: the paper's layout if it fits, one line per number otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
+from splitfg_lab.experiments.spec import SUMMARY_COLUMNS, Table
+from splitfg_lab.report._cell_view import CellView
 from splitfg_lab.report._costs import CostRow, CostTable
-from splitfg_lab.report._tables import CellView, TableView
+from splitfg_lab.report._summary import SummaryRow
+from splitfg_lab.report._table_view import ColumnView, RowView, TableView
 from splitfg_lab.report._views import ExperimentView, ReportView
 
 _NO_LIMIT = 100_000
@@ -25,19 +28,36 @@ _VERDICTS = {"better": "green", "worse": "yellow"}
 
 
 def report_console() -> Console:
-    """The standard output, as wide as its terminal; without a limit where it goes to a file or a pipe."""
+    """Return a console on the standard output: as wide as its terminal, without a limit for files and pipes."""
     console = Console()
     return console if console.is_terminal else Console(width=_NO_LIMIT)
 
 
 def render_terminal(report: ReportView, console: Console) -> None:
-    """Print every experiment, and what was left out."""
+    """Print the summary, every experiment, and everything left out."""
+    if len(report.experiments) > 1:
+        _print_summary(report.summary, console)
     for view in report.experiments:
         _print_experiment(view, console)
     for problem in report.problems:
         console.print(Text(f"could not be read: {problem}", style="yellow"))
     for run in report.strangers:
         console.print(Text(f"no preset known here: {run.name} ({run.source})", style="yellow"))
+
+
+def _print_summary(rows: Sequence[SummaryRow], console: Console) -> None:
+    if not rows:
+        return
+    heading = Text("Summary", style="bold")
+    console.print(Rule(heading, align="left"), width=min(console.width, _RULE_WIDTH))
+    columns = tuple(ColumnView(name, numeric=True) for name in SUMMARY_COLUMNS)
+    table = Table("summary", "Headline results", SUMMARY_COLUMNS, ())
+    labelled = tuple(RowView(f"{row.label} ({row.better} is better)", row.cells) for row in rows)
+    _print_filled(TableView(table, columns, labelled, (), None), console)
+    for row in rows:
+        if row.beyond:
+            console.print(Text(f"Beyond the paper, {row.label}: {row.beyond}.", style=_QUIET))
+    console.print()
 
 
 def _print_experiment(view: ExperimentView, console: Console) -> None:
@@ -59,6 +79,13 @@ def _print_experiment(view: ExperimentView, console: Console) -> None:
 
 
 def _print_results(view: TableView, console: Console) -> None:
+    if view.provenance is None:
+        console.print(Text(f"{view.table.title}: not run yet.", style=_STATES["not run"]))
+    else:
+        _print_filled(view, console)
+
+
+def _print_filled(view: TableView, console: Console) -> None:
     wide, narrow = _as_printed(view), _one_per_line(view)
     if _widths(wide, console).maximum <= console.width:
         console.print(wide)
@@ -68,7 +95,7 @@ def _print_results(view: TableView, console: Console) -> None:
         if line:
             console.print(Text(line, style=_QUIET))
     if view.provenance:
-        console.print(Text(f"Rests on {view.provenance.line}.", style=_QUIET))
+        console.print(Text(f"Runs behind these numbers: {view.provenance.line}.", style=_QUIET))
 
 
 def _print_costs(table: CostTable, console: Console) -> None:
@@ -76,22 +103,22 @@ def _print_costs(table: CostTable, console: Console) -> None:
     console.print(wide if _widths(wide, console).minimum <= console.width else _one_cost_per_line(table))
 
 
-def _widths(grid: Table, console: Console) -> Measurement:
-    """The least width in which no number is cut off, and the width in which nothing is wrapped."""
+def _widths(grid: Grid, console: Console) -> Measurement:
+    """Measure the least width in which no number is cut off, and the width in which nothing wraps."""
     return Measurement.get(console, console.options.update(width=_NO_LIMIT), grid)
 
 
-def _grid(title: str) -> Table:
-    return Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def _grid(title: str) -> Grid:
+    return Grid(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _add_words(grid: Table, texts: Iterable[Text], heading: str = "") -> None:
-    """A column whose texts are wrapped where there is no room for them."""
+def _add_words(grid: Grid, texts: Iterable[Text], heading: str = "") -> None:
+    """Add a column whose texts wrap where there is no room for them."""
     grid.add_column(Text(heading), overflow="fold", min_width=min(_WORDS_WIDTH, _longest(texts)))
 
 
-def _add_numbers(grid: Table, texts: Iterable[Text], heading: str = "") -> None:
-    """A column as wide as its longest number; its heading may be wrapped, a number never is."""
+def _add_numbers(grid: Grid, texts: Iterable[Text], heading: str = "") -> None:
+    """Add a column as wide as its longest number; its heading may wrap, numbers never do."""
     words = (Text(word) for word in heading.split())
     grid.add_column(Text(heading), justify="right", width=max(_longest(texts), _longest(words)))
 
@@ -100,7 +127,7 @@ def _longest(texts: Iterable[Text]) -> int:
     return max((cell_len(line) for text in texts for line in text.plain.splitlines()), default=0)
 
 
-def _as_printed(view: TableView) -> Table:
+def _as_printed(view: TableView) -> Grid:
     grid = _grid(_title(view))
     grid.add_column("")
     for column in view.columns:
@@ -110,7 +137,7 @@ def _as_printed(view: TableView) -> Table:
     return grid
 
 
-def _one_per_line(view: TableView) -> Table:
+def _one_per_line(view: TableView) -> Grid:
     grid = _grid(_title(view))
     cells = [cell for row in view.rows for cell in row.cells]
     grid.add_column("", overflow="fold")
@@ -127,7 +154,7 @@ def _one_per_line(view: TableView) -> Table:
 
 
 def _one_per_block(view: TableView) -> Text:
-    """Every number below its name, and what belongs to it below that: for terminals with no room for columns."""
+    """Print every number below its name, for terminals with no room for columns."""
     text = Text().append(f"{_title(view)}\n", "bold")
     for row in view.rows:
         text.append(f"\n{row.label}\n", "bold")
@@ -164,7 +191,7 @@ def _ours(cell: CellView) -> Text:
     return text
 
 
-def _costs(table: CostTable) -> Table:
+def _costs(table: CostTable) -> Grid:
     grid = _grid(f"Cost. {table.note}")
     _add_words(grid, map(_cost_label, table.rows))
     for j, column in enumerate(table.columns):
@@ -176,7 +203,7 @@ def _costs(table: CostTable) -> Table:
     return grid
 
 
-def _one_cost_per_line(table: CostTable) -> Table:
+def _one_cost_per_line(table: CostTable) -> Grid:
     grid = _grid(f"Cost. {table.note}")
     grid.show_header = False
     grid.add_column("", overflow="fold")

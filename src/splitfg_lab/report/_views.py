@@ -1,4 +1,4 @@
-"""The whole report as plain data: what every output (page, Markdown, terminal) prints in its own way."""
+"""The whole report as plain data, which every output (page, Markdown, terminal) prints in its own way."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from pathlib import Path
 from splitfg_lab.experiments.spec import Experiment, identity_in
 from splitfg_lab.report._costs import CostTable, view_costs
 from splitfg_lab.report._groups import PresetRuns, group_runs
-from splitfg_lab.report._tables import TableView, view_table
+from splitfg_lab.report._summary import SummaryRow, view_summary
+from splitfg_lab.report._table_view import TableView, view_table
 from splitfg_lab.runs.folder import find_folders
 from splitfg_lab.runs.results import Problem, Records, RunRecord, read_records
 
 
 @dataclass(frozen=True)
 class ExperimentView:
-    """One experiment with everything known about it.
+    """One experiment, filled from its runs.
 
     Attributes:
         tables: Its tables, filled.
-        costs: What its runs cost.
+        costs: The cost of its runs.
         groups: Its runs by preset, for the figures.
         done: How many of the planned runs (every seed of every preset) have ended, diverged ones included.
-        planned: How many there are to be.
-        diverged: Runs that diverged, by name, and why.
-        not_run: Titles of the presets nobody has run.
-        unfinished: Runs that were started and have not ended.
+        planned: The number of planned runs.
+        diverged: Names of runs that diverged, and why.
+        not_run: Titles of the presets without runs.
+        unfinished: Names of runs that have started and not ended.
     """
 
     experiment: Experiment
@@ -42,14 +43,19 @@ class ExperimentView:
 
 @dataclass(frozen=True)
 class ReportView:
-    """Every experiment, what could not be read, and runs that belong to no preset known here."""
+    """Every experiment, the files that could not be read, and runs of unknown presets."""
 
     experiments: tuple[ExperimentView, ...]
     problems: tuple[str, ...]
     strangers: tuple[RunRecord, ...]
 
+    @property
+    def summary(self) -> tuple[SummaryRow, ...]:
+        """The headline results."""
+        return view_summary((view.experiment, view.groups) for view in self.experiments)
+
     def only(self, name: str) -> ReportView:
-        """The same report, of one experiment.
+        """Return the same report with one experiment.
 
         Raises:
             ValueError: There is no experiment of that name.
@@ -62,7 +68,7 @@ class ReportView:
 
 
 def view_report(runs: Path, results: Path, experiments: Sequence[Experiment] | None) -> ReportView:
-    """Everything under ``runs`` and ``results`` in one view; ``None`` means all shipped experiments."""
+    """Read everything under ``runs`` and ``results``; ``None`` means all shipped experiments."""
     if experiments is None:
         from splitfg_lab.experiments import EXPERIMENTS
 
@@ -79,7 +85,7 @@ def _sentence(problem: Problem) -> str:
 
 
 def _strays(runs: Path) -> list[Problem]:
-    """Reports that lie where no run would have put them."""
+    """Return reports outside of run folders."""
     expected = {folder.path for folder in find_folders(runs)}
     reports = (path for path in sorted(runs.rglob("report.json")) if path.parent not in expected)
     return [Problem(str(path), "not in a run folder (EXPERIMENT/PRESET/seedN with a config.json)") for path in reports]

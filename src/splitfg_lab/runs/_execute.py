@@ -138,4 +138,5 @@ def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, o
         config_digest=config_digest(identity.config),
         data_digests=dict(run.data),
         side_by_side=books.side_by_side,
+        matrices=run.matrices,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from splitfg_lab.runs.environment import PeakMemory, side_by_side
 from splitfg_lab.runs.folder import RunFolder, RunIdentity
 from splitfg_lab.runs.interrupts import StopRequest, stop_requests
 from splitfg_lab.runs.progress import Event
+from splitfg_lab.runs.record import Matrix
 
 Emit: TypeAlias = Callable[[Event], None]
 """Receives the events of a run."""
@@ -91,6 +92,7 @@ class RunContext:
         restored: The state that an earlier session passed to :meth:`save`; ``None`` at the beginning.
         memory: Peak memory so far.
         data: Digests of the data that the run reads, by name.
+        matrices: Matrices for the report, from :meth:`record_matrix`.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class RunContext:
             self.books.side_by_side = None if now is None else max(now, self.books.side_by_side)
         self.restored: Mapping[str, Any] | None = saved.get("state")
         self._data_began: Mapping[str, str] = saved.get("data", {})
+        self.matrices: dict[str, Matrix] = {}
         self._metrics = MetricsWriter(folder.metrics_path, keep=saved.get("metrics_bytes", 0))
         self._began = time.perf_counter() - self.books.wall_s
         self._progress_due = self._phase_due = 0.0
@@ -218,6 +221,16 @@ class RunContext:
             books.jvps = (books.jvps or 0.0) + jvps
         if trunk_backward is not None:
             books.trunk_backward = (books.trunk_backward or 0.0) + trunk_backward
+
+    def record_matrix(self, name: str, rows: Sequence[Sequence[float]]) -> None:
+        """Keep a small matrix for the run's report, for figures; a matrix of the same name is replaced.
+
+        Raises:
+            ValueError: The rows differ in length, or a number is not finite.
+        """
+        if len({len(row) for row in rows}) > 1 or not all(math.isfinite(x) for row in rows for x in row):
+            raise ValueError(f"the matrix {name!r} must have rows of one length with finite numbers")
+        self.matrices[name] = tuple(tuple(row) for row in rows)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint with ``state``, the counts, and digests of config and data.

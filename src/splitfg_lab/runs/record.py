@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from splitfg_lab.runs._errors import ConfigError
 from splitfg_lab.runs.config import from_json, to_json
@@ -13,6 +13,8 @@ from splitfg_lab.runs.names import is_plain
 from splitfg_lab.runs.storage import read_json, write_json
 
 Status = Literal["done", "diverged"]
+Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+"""Rows of numbers."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RunReport:
         config: The config as JSON.
         config_digest: SHA-256 of ``config``; empty in reports from before there were digests.
         data_digests: SHA-256 of each data set that the run read, by name.
+        matrices: Small matrices for figures, by name (``confusion``, ``filters_before``, ``filters_after``).
     """
 
     schema: Literal[1] = field(default=1, kw_only=True)
@@ -73,6 +76,7 @@ class RunReport:
     side_by_side: int | None = None
     config_digest: str = ""
     data_digests: dict[str, str] = field(default_factory=dict)
+    matrices: dict[str, Matrix] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]

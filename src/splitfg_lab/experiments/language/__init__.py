@@ -11,8 +11,8 @@ from splitfg_lab.experiments.language._config import (
     Sizes,
     UnigramMethod,
 )
+from splitfg_lab.experiments.language._paper_tables import figures, headlines, tables
 from splitfg_lab.experiments.language._presets import presets
-from splitfg_lab.experiments.language._tables import figures, tables
 from splitfg_lab.experiments.spec import Experiment
 
 __all__ = [
@@ -53,4 +53,5 @@ EXPERIMENT = Experiment(
     # logits at once: rows of them, in earlier runs
     immaterial=("block", "rows"),
     earlier=(("model.init", "gpt2"), ("clip_apart", False)),
+    headlines=headlines(),
 )

@@ -45,6 +45,7 @@ BACKPROP_OPTIMIZERS = ("adam", "adamw")
 VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("torch", False), ("torch", True))
 VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
 DIRECT_RHOS = (1.0, 0.3, 0.1, 0.03, 0.01)
+OTHER_LOOKUP_RHOS = (0.1, 0.03)
 DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
     "direct": ("Direct path", IdentityFeedback()),
     "direct-maps": ("Direct path, mean-Jacobian maps", MeanJacobianFeedback()),
@@ -75,6 +76,11 @@ def direct(feedback: str, rho: float) -> str:
     return f"{feedback}-rho{rho:g}"
 
 
+def other_lookup(preset: str) -> str:
+    """The name of a preset with the other policy for the token table as lookup: trained or not."""
+    return f"{preset}-other-lookup"
+
+
 def pure_fg(lr: float) -> str:
     """The name of a learning-rate screening preset of the pure forward gradient."""
     return f"fg-adam-k4-lr{lr:g}-10"
@@ -94,7 +100,7 @@ def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
     full = [*_baselines(), *_split_fg(), *_variations(), *_varied(), *_direct()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
-    screens = [*_more_tangents(), *_pure_fg_screening(), *_backprop_screening()]
+    screens = [*_more_tangents(), *_other_lookup(), *_pure_fg_screening(), *_backprop_screening()]
     found = {p.name: p for p in [*full, *tenths, *screens]}
     return tuple(found.values())
 
@@ -127,8 +133,8 @@ def _baselines() -> Iterator[Preset]:
     # a difference of two losses does not survive TF32
     yield Preset("es-adam-k1", "Antithetic ES + Adam, K = 1", Language(EvolutionMethod(K=1), matmul="highest"))
     yield Preset("knn_lm", "Hopfield memory (kNN-LM)", Language(KnnLMMethod(), steps=1))
-    yield Preset("unigram", "Unigram", Language(UnigramMethod(), steps=1))
-    yield Preset("bigram", "Interpolated bigram", Language(BigramMethod(), steps=1))
+    yield Preset("unigram", "Unigram", Language(UnigramMethod(), steps=1), counts=True)
+    yield Preset("bigram", "Interpolated bigram", Language(BigramMethod(), steps=1), counts=True)
     yield Preset("frozen", "Frozen trunk, exact head", Language(FrozenMethod()))
     yield Preset("frozen-fixed", "Frozen trunk and lookup, exact head", Language(FrozenMethod(), tied="fixed"))
     clipped = Language(FrozenMethod(), max_norm=NOISE_CLIP)
@@ -177,6 +183,17 @@ def _direct() -> Iterator[Preset]:
         for rho in DIRECT_RHOS:
             config = Language(DirectPathMethod(feedback), rho=rho, tied="include")
             yield Preset(direct(name, rho), f"{title}, rho = {rho:g}", config)
+
+
+def _other_lookup() -> Iterator[Preset]:
+    """Split-FG that trains the token table as lookup, and the direct path that does not, at the 10% budget."""
+    for rho in OTHER_LOOKUP_RHOS:
+        trained = Language(_method(4), rho=rho, tied="include")
+        yield _tenth(Preset(other_lookup(split_fg(4, rho)), f"{_title(4, rho)}, lookup trained", trained))
+        for name, (title, feedback) in DIRECT.items():
+            untrained = Language(DirectPathMethod(feedback), rho=rho)
+            says = f"{title}, rho = {rho:g}, lookup not trained"
+            yield _tenth(Preset(other_lookup(direct(name, rho)), says, untrained))
 
 
 def _pure_fg_screening() -> Iterator[Preset]:

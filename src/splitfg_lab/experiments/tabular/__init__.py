@@ -5,7 +5,7 @@ from __future__ import annotations
 from splitfg_lab.experiments.spec import Experiment
 from splitfg_lab.experiments.tabular._config import FOLDS, Tabular
 from splitfg_lab.experiments.tabular._presets import presets
-from splitfg_lab.experiments.tabular._report_tables import figures, tables
+from splitfg_lab.experiments.tabular._report_tables import figures, headlines, tables
 
 __all__ = ["EXPERIMENT", "FOLDS", "Tabular"]
 
@@ -17,4 +17,5 @@ EXPERIMENT = Experiment(
     presets=presets(),
     tables=tables(),
     figures=figures(),
+    headlines=headlines(),
 )

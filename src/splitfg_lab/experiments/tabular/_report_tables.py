@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from splitfg_lab.experiments.spec import Cell, Curves, Paired, Row, Table
+from splitfg_lab.experiments.spec import Cell, Curves, Headline, Paired, Row, Table
 from splitfg_lab.experiments.tabular._presets import ACTIVITY, PAPER, PLAIN, REFERENCES
 from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
 
@@ -135,3 +135,17 @@ def _loss_curves(row: DataRow) -> Curves:
     return Curves(
         f"tabular-{row.name}", f"{row.label}: training loss", tuple(f"{row.name}-{name}" for name in gradient), "loss"
     )
+
+
+def headlines() -> tuple[Headline, ...]:
+    """Return the rows of the report's summary."""
+    return tuple(_headline(row) for row in DATA if row.name in ("adult", "otto", "california"))
+
+
+def _headline(row: DataRow) -> Headline:
+    shown = {"Backprop": "backprop", "Pure FG": "pure_fg", "Split-FG": "split_fg"}
+    cells = {column: Cell(f"{row.name}-{m}", row.metric, row.paper[m]) for column, m in shown.items()}
+    beyond = Cell(f"{row.name}-activity_fg", row.metric)
+    metric = "accuracy, %" if row.metric == "accuracy" else "RMSE"
+    label = f"{row.label}, five folds: held-out {metric}"
+    return Headline(label, {**cells, "Beyond the paper": beyond}, row.better, "activity tangents, K = 8", row.decimals)

@@ -129,8 +129,32 @@ function setUpSaving(line) {
   });
 }
 
+// The contents mark the section that the reader has reached: the last one that begins in the upper third of the window
+// or above it.
+function setUpContents() {
+  const fold = document.querySelector("[data-toc]");
+  if (window.matchMedia("(max-width: 40rem)").matches) fold.removeAttribute("open");
+  const here = document.querySelector("[data-here]");
+  const links = [...document.querySelectorAll(".toc a")];
+  const sections = links.map((link) => document.querySelector(link.getAttribute("href")));
+  let current = null;
+  const mark = () => {
+    const above = (section) => section.getBoundingClientRect().top < window.innerHeight / 3;
+    const reached = Math.max(0, sections.findLastIndex(above));
+    if (reached === current) return;
+    current = reached;
+    links.forEach((link) => link.removeAttribute("aria-current"));
+    links[reached].setAttribute("aria-current", "true");
+    here.textContent = links[reached].textContent;
+  };
+  document.addEventListener("scroll", mark, { passive: true });
+  window.addEventListener("resize", mark);
+  mark();
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   setUpTheme();
+  setUpContents();
   document.querySelectorAll("table.sortable").forEach(setUpSorting);
   document.querySelectorAll("[data-save]").forEach(setUpSaving);
 });

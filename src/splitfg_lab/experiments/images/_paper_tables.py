@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from splitfg_lab.experiments.images._presets import (
     APART,
     DIRECT_LONGER,
@@ -15,7 +17,19 @@ from splitfg_lab.experiments.images._presets import (
     longer,
     screened,
 )
-from splitfg_lab.experiments.spec import Cell, Curves, Figure, Paired, Paper, Row, Sweep, Table
+from splitfg_lab.experiments.spec import (
+    Cell,
+    Confusion,
+    Curves,
+    Figure,
+    Filters,
+    Headline,
+    Paired,
+    Paper,
+    Row,
+    Sweep,
+    Table,
+)
 
 _TEST = "Ours: all 10,000 test images, which the paper's backprop, pure FG, ES and Split-FG sample (50 batches of 128)."
 
@@ -189,20 +203,43 @@ def _longer() -> Table:
     )
 
 
-def figures() -> tuple[Figure, ...]:
-    """Accuracy over training, and against the number of tangents."""
-    curves = tuple(
-        Curves(
-            f"images-{s.dataset}",
-            f"{s.label}: accuracy over training",
-            # the readout is not trained
-            tuple(f"{s.dataset}-{name}" for name in (*METHOD_TITLES, "frozen") if name != "hopfield"),
-            "accuracy",
-        )
-        for s in SETTINGS
+CIFAR10_CLASSES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def headlines() -> tuple[Headline, ...]:
+    """The accuracies of the report's summary."""
+    return (*(_main_headline(setting) for setting in SETTINGS), _flat_headline())
+
+
+def _main_headline(setting: ImageSetting) -> Headline:
+    paper = dict(zip(METHOD_TITLES, (Paper(*pair) for pair in MAIN[setting.dataset]), strict=True))
+    cells = {METHOD_TITLES[m]: _top1(f"{setting.dataset}-{m}", paper[m]) for m in ("backprop", "pure_fg", "split_fg")}
+    frozen = _top1(f"{setting.dataset}-frozen", Paper(FROZEN[setting.dataset][0]))
+    beyond = {"Beyond the paper": _top1(direct(setting.dataset, 1.0))}
+    label = f"{setting.label}, 60 epochs, each method on its own network: top-1 accuracy, %"
+    return Headline(label, {**cells, "Frozen trunk": frozen, **beyond}, "higher", "direct path, flat head")
+
+
+def _flat_headline() -> Headline:
+    return Headline(
+        "CIFAR-10, flat head, 6,000 steps: top-1 accuracy, %",
+        {
+            "Backprop": _top1("flat-backprop", Paper(70.7, 0.3)),
+            "Frozen trunk": _top1("flat-frozen"),
+            "Pure FG": _top1("flat-pure_fg", Paper(22.6, 1.4)),
+            "Split-FG": _top1("flat-split_fg", Paper(56.9, 1.2)),
+            "Beyond the paper": _top1(direct("flat", 1.0)),
+        },
+        "higher",
+        "direct path, rho = 1",
     )
+
+
+def figures() -> tuple[Figure, ...]:
+    """Accuracy over training and against the number of tangents, confusion matrices, and filters."""
+    curves = tuple(_accuracy_curves(s, x) for s in SETTINGS for x in ("step", "wall_s"))
     moved = tuple(
-        Curves(f"images-moved-{s.dataset}", f"{s.label}: how far the trunk has moved", _tangents(s), "trunk_moved")
+        Curves(f"images-moved-{s.dataset}", f"{s.label}: how far the trunk moves", _tangents(s), "trunk_moved")
         for s in SETTINGS
     )
     sweeps = tuple(
@@ -214,11 +251,39 @@ def figures() -> tuple[Figure, ...]:
             ("accuracy",),
             "top-1 accuracy, %",
             log_y=False,
-            x_label="K",
+            labels=("Split-FG",),
         )
         for s in SETTINGS
     )
-    return (*curves, *moved, *sweeps)
+    return (*curves, _ablation_curves(), *moved, *sweeps, *_pictures())
+
+
+def _accuracy_curves(setting: ImageSetting, x: Literal["step", "wall_s"]) -> Curves:
+    # the readout is not trained
+    names = tuple(f"{setting.dataset}-{name}" for name in (*METHOD_TITLES, "frozen") if name != "hopfield")
+    key, over = (setting.dataset, "training") if x == "step" else (f"{setting.dataset}-time", "time")
+    return Curves(f"images-{key}", f"{setting.label}: accuracy over {over}", names, "accuracy", x)
+
+
+def _ablation_curves() -> Curves:
+    names = ("flat-backprop", direct("flat", 1.0), "flat-split_fg", "flat-frozen", "flat-pure_fg", "flat-es")
+    return Curves("images-flat", "CIFAR-10, flat head: accuracy over training", names, "accuracy")
+
+
+def _pictures() -> tuple[Figure, ...]:
+    return (
+        Confusion(
+            "images-confusion",
+            "CIFAR-10: confusion matrices",
+            ("cifar10-backprop", "cifar10-split_fg", "cifar10-frozen", direct("cifar10", 1.0)),
+            CIFAR10_CLASSES,
+        ),
+        Filters(
+            "images-filters",
+            "CIFAR-10, flat head: filters of the first convolution",
+            ("flat-frozen", "flat-split_fg", direct("flat", 1.0), "flat-backprop"),
+        ),
+    )
 
 
 def _tangents(setting: ImageSetting) -> tuple[str, ...]:
