@@ -363,7 +363,7 @@ class TestTerminal:
             "e = Experiment('e', 'E', 'here', 'm:f', (Preset('a', 'Preset A', Config()),));"
             f"print_report(Path({str(folders[0])!r}), Path({str(folders[1])!r}), experiments=(e,))"
         )
-        environment = {**os.environ, "COLUMNS": "40", "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {**os.environ, "COLUMNS": "40", "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
         lines = done.stdout.decode().splitlines()
         assert any("x" * 300 in line for line in lines)
