@@ -6,10 +6,9 @@ pytest.importorskip("sklearn")
 
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from splitfg.recipes import SplitFGMethod
 from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
 
-SMALL = {"method": SplitFGMethod(K=8), "steps": 25, "batch_size": 64, "width": 24, "members": 2, "learning_rate": 2e-2}
+SMALL = {"steps": 25, "batch_size": 64, "width": 24, "members": 2, "learning_rate": 2e-2}
 
 
 @parametrize_with_checks([SplitFGClassifier(**SMALL), SplitFGRegressor(**SMALL)])

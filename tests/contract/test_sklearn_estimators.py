@@ -14,9 +14,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from splitfg import SplitError
-from splitfg.recipes import HopfieldMethod, SplitFGMethod
-from splitfg.recipes.tables import table_methods
+from splitfg.recipes import Adam, HopfieldMethod, SplitFGMethod
+from splitfg.recipes.tables import Network, PlainNetwork, TableRecipe, TableShape, table_methods
 from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
+from splitfg.sklearn._settings import DEFAULT_METHOD
 
 
 @pytest.mark.parametrize("method", sorted(table_methods()))
@@ -129,7 +130,7 @@ def test_all_wrong_settings_are_named_at_once():
         ({"rho": None}, "rho must be above 0"),
         ({"rho": 0.0}, 'use method="frozen"'),
         ({"validation_fraction": None}, "validation_fraction must be between"),
-        ({"device": "nowhere"}, "device 'nowhere' is not there or unknown"),
+        ({"device": "nowhere"}, "device 'nowhere' is missing or unknown"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused(settings, said):
@@ -141,7 +142,7 @@ def test_a_setting_that_cannot_work_is_refused(settings, said):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused():
     X, y, _ = blobs()
-    with pytest.raises(ValueError, match=r"device 'cuda' is not there.*'cpu'"):
+    with pytest.raises(ValueError, match=r"device 'cuda' is missing.*'cpu'"):
         SplitFGClassifier(**QUICK, device="cuda").fit(X, y)
 
 
@@ -152,11 +153,54 @@ def test_an_infinite_bound_clips_nothing():
     np.testing.assert_array_equal(wide.predict_proba(X), unbounded.predict_proba(X))
 
 
-@pytest.mark.parametrize(("method", "said"), [("backpropp", "unknown: choose one of split_fg"), (3, "got int")])
-def test_an_unknown_method_is_refused(method, said):
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"method": "backpropp"},
+            r"method 'backpropp' is unknown \(did you mean 'backprop'\?\): choose one of .*frozen",
+        ),
+        ({"method": "Split-FG"}, "did you mean 'split_fg'"),
+        ({"method": "xyz"}, "method 'xyz' is unknown: choose one of"),
+        ({"method": 3}, "method must be a name or a recipe .* got int"),
+        ({"network": "mpl"}, r"network 'mpl' is unknown \(did you mean 'mlp'\?\): choose one of tabm, mlp"),
+        ({"network": None}, "network must be a name or a recipe .* got NoneType"),
+        ({"method": "backpropp", "network": "mpl", "steps": 0}, "(?s)'backprop'.*'mlp'.*steps must be"),
+    ],
+)
+def test_an_unknown_method_or_network_raises_with_the_nearest_name(settings, said):
     X, y, _ = blobs()
     with pytest.raises(ValueError, match=said):
-        SplitFGClassifier(method, **QUICK).fit(X, y)
+        SplitFGClassifier(**{**QUICK, **settings}).fit(X, y)
+
+
+def test_the_default_method_runs_forward_only():
+    assert SplitFGClassifier().method == SplitFGRegressor().method == DEFAULT_METHOD
+    recipe = TableRecipe(table_methods()[DEFAULT_METHOD], Network(width=8, members=2), Adam())
+    generator = torch.Generator().manual_seed(0)
+    learner = recipe.build(TableShape(3, 2), generator)
+    stats = learner.step(torch.randn(10, 3, generator=generator), torch.arange(10) % 2, generator=generator)
+    assert stats.metrics["trunk_backward"] == 0
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("method", [DEFAULT_METHOD, "split_fg"])
+def test_a_plain_mlp_learns(kind, method):
+    X, y = data_for(kind)
+    model = kind(method, network="mlp", **{**SMALL, "steps": 100})
+    assert model.fit(X, y).score(X, y) > 0.8
+
+
+def test_the_network_is_the_one_that_was_named():
+    X, y, _ = blobs()
+
+    def fitted(**settings):
+        return SplitFGClassifier("backprop", **{**QUICK, **settings}).fit(X, y).predict_proba(X)
+
+    np.testing.assert_array_equal(fitted(network="mlp"), fitted(network=PlainNetwork(width=24)))
+    np.testing.assert_array_equal(fitted(network="mlp"), fitted(network="mlp", members=5))
+    np.testing.assert_array_equal(fitted(), fitted(network=Network(width=24, members=2), width=7, members=5))
+    assert not np.array_equal(fitted(), fitted(network="mlp"))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -204,7 +248,7 @@ def test_a_first_partial_fit_without_any_difference_is_refused(kind, rows):
 def test_columns_that_the_first_partial_fit_cannot_scale_are_named():
     X, y, _ = blobs()
     X = np.column_stack([X, np.ones(len(X))])
-    with pytest.warns(UserWarning, match=r"do not vary in its 120 rows are ignored from now on \(2\)"):
+    with pytest.warns(UserWarning, match=r"do not vary in its 120 rows \(2\)"):
         SplitFGClassifier(**QUICK).partial_fit(X, y, classes=["a", "b", "c"])
     with pytest.warns(UserWarning, match="all its targets are the same"):
         SplitFGRegressor(**QUICK).partial_fit(X[:, :2], np.ones(len(X)))
@@ -248,7 +292,7 @@ def test_partial_fit_wants_all_classes_first_and_no_others_later():
     with pytest.raises(ValueError, match="first call to partial_fit"):
         SplitFGClassifier(**QUICK).partial_fit(X, y)
     model = SplitFGClassifier(**QUICK).partial_fit(X[:6], y[:6], classes=["a", "b", "c"])
-    with pytest.raises(ValueError, match="not announced"):
+    with pytest.raises(ValueError, match="not among those of the first call"):
         model.partial_fit(X[:2], ["a", "z"])
     with pytest.raises(ValueError, match="not those of the first call"):
         model.partial_fit(X[:2], y[:2], classes=["a", "b"])
@@ -282,7 +326,7 @@ def test_early_stopping_scores_at_least_once(kind):
 def test_early_stopping_names_the_class_of_which_there_is_one_row():
     X, y, _ = blobs()
     lonely = np.where(np.arange(len(y)) == 5, "rare", y)
-    with pytest.raises(ValueError, match=r"one row only of \['rare'\].*early_stopping=False"):
+    with pytest.raises(ValueError, match=r"one row only: \['rare'\].*early_stopping=False"):
         SplitFGClassifier(**QUICK, early_stopping=True).fit(X, lonely)
 
 
@@ -307,3 +351,24 @@ def test_clones_are_equal_and_unfitted():
     twin = clone(model)
     assert twin.get_params() == model.get_params()
     assert not hasattr(twin, "classes_")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_verbose_prints_progress_and_changes_nothing_else(kind, capsys):
+    X, y = data_for(kind)
+    silent = outputs(kind(**QUICK).fit(X, y), X)
+    assert capsys.readouterr().out == ""
+    model = kind(**QUICK, verbose=True, evaluate_every=2).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["step 2/5", "step 4/5", "step 5/5"]
+    assert lines[0].endswith(f"loss {np.mean(model.loss_curve_[:2]):.4f}")
+    np.testing.assert_array_equal(outputs(model, X), silent)
+    model.partial_fit(X, y)
+    assert capsys.readouterr().out.startswith("pass over 120 rows: 2 steps, loss ")
+
+
+def test_verbose_names_the_validation_score(capsys):
+    X, y, values = blobs()
+    for kind, target, name in ((SplitFGClassifier, y, "accuracy"), (SplitFGRegressor, values, "R²")):
+        model = kind(**QUICK, verbose=True, early_stopping=True).fit(X, target)
+        assert f"validation {name} {model.validation_scores_[-1]:.4f}" in capsys.readouterr().out

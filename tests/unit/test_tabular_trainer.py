@@ -1,17 +1,19 @@
 """The trainer behind the estimators: the best weights come back, and new rates are taken over."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from splitfg.recipes import Adam, BackpropMethod, FrozenMethod
-from splitfg.recipes.tables import Network, TableRecipe, TableShape
+from splitfg.recipes.tables import Network, PlainNetwork, TableRecipe, TableShape
+from splitfg.sklearn._progress import ProgressLines
 from splitfg.sklearn._trainer import EarlyStopping, EncodedRows, Trainer
 
 
 def recipe(lr=1e-2, **settings):
-    return TableRecipe(BackpropMethod(), Network(8, 1, 2), Adam(lr=lr), **settings)
+    return TableRecipe(BackpropMethod(), Network(width=8, layers=1, members=2), Adam(lr=lr), **settings)
 
 
 def trainer():
@@ -90,7 +92,34 @@ def test_new_rates_are_taken_over_and_what_was_learned_stays(pickled):
     assert any(not np.allclose(value, before[name], atol=1e-3) for name, value in parameters(same).items())
 
 
-def test_another_network_is_refused():
-    other = TableRecipe(FrozenMethod(), Network(16, 1, 2), Adam(lr=1e-2))
+def test_a_change_of_the_network_raises():
+    other = TableRecipe(FrozenMethod(), Network(width=16, layers=1, members=2), Adam(lr=1e-2))
     with pytest.raises(ValueError, match=r"\(method, device, width\): call fit"):
         trainer().go_on_with(other, device="cuda")
+
+
+def test_another_kind_of_network_raises():
+    other = replace(recipe(), network=PlainNetwork(width=8, layers=1))
+    with pytest.raises(ValueError, match=r"\(network\): call fit"):
+        trainer().go_on_with(other, device="cpu")
+
+
+def test_progress_lines_give_the_mean_loss_since_the_last_one(capsys):
+    data = rows()
+    losses, _ = trainer().fit(data, steps=7, batch=8, stopping=None, progress=ProgressLines(7, 3))
+    assert capsys.readouterr().out.splitlines() == [
+        f"step 3/7: loss {np.mean(losses[:3]):.4f}",
+        f"step 6/7: loss {np.mean(losses[3:6]):.4f}",
+        f"step 7/7: loss {losses[6]:.4f}",
+    ]
+
+
+def test_progress_lines_give_the_last_score_and_the_step_that_stops(capsys):
+    data, scores = rows(), iter([0.5, 0.25, 0.125])
+    stopping = EarlyStopping(data.x, lambda outputs: next(scores), every=2, patience=2)
+    trainer().fit(data, steps=50, batch=8, stopping=stopping, progress=ProgressLines(50, 2, "accuracy"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["step 2/50", "step 4/50", "step 6/50"]
+    assert [line.rpartition(", ")[2] for line in lines] == [
+        f"validation accuracy {score}" for score in ("0.5000", "0.2500", "0.1250")
+    ]

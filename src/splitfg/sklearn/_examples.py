@@ -1,17 +1,20 @@
-"""Examples to learn from: rows, targets and weights, in an order that does not depend on how they came."""
+"""Training examples: rows, targets and weights, in an order that depends on their content alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from splitfg.sklearn._sparse import Table, row_keys
 from splitfg.sklearn.encoding import Floats, Rows
 
-# Whole-number weights are carried out as repetitions up to this many times the rows.
+# Whole-number weights become repetitions up to this many times the rows.
 _MOST_REPEATED = 10
 
 
@@ -19,7 +22,7 @@ _MOST_REPEATED = 10
 class Examples:
     """Rows of a table with their targets, and weights unless all count the same."""
 
-    table: pd.DataFrame
+    table: Table
     target: NDArray[Any]
     weight: Floats | None = None
 
@@ -27,17 +30,21 @@ class Examples:
         return len(self.target)
 
     def take(self, rows: Rows) -> Examples:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         weight = None if self.weight is None else self.weight[rows]
-        return Examples(self.table.iloc[rows], self.target[rows], weight)
+        table = self.table.iloc[rows] if isinstance(self.table, pd.DataFrame) else self.table[rows]
+        return Examples(table, self.target[rows], weight)
 
     def canonical(self) -> Examples:
-        """The same examples sorted by their content: equal sets of examples give equal results."""
-        key = pd.util.hash_pandas_object(self.table, index=False).to_numpy()
-        return self.take(np.lexsort((self.target, key)))
+        """Return the same examples sorted by their content, so that equal sets of examples give equal results."""
+        if isinstance(self.table, pd.DataFrame):
+            keys = pd.util.hash_pandas_object(self.table, index=False).to_numpy()
+        else:
+            keys = row_keys(self.table)
+        return self.take(np.lexsort((self.target, keys)))
 
     def weighted(self) -> Examples:
-        """Rows of weight zero left out, whole-number weights carried out as repetitions."""
+        """Drop rows of weight zero, and repeat rows of whole-number weights."""
         if self.weight is None:
             return self
         kept = self.take(np.flatnonzero(self.weight > 0))
@@ -50,23 +57,55 @@ class Examples:
 
 
 def check_weight(weight: Any, rows: int) -> Floats | None:
-    """Weights as an array, ``None`` as it is.
+    """Return the weights as an array, ``None`` unchanged.
 
     Raises:
-        ValueError: Lists everything that is wrong with them.
+        ValueError: Lists everything that is wrong with the weights.
     """
     if weight is None:
         return None
     values = np.array(weight, dtype=np.float64)
     if values.shape != (rows,):
-        raise ValueError(f"sample_weight has shape {values.shape}, but one weight for each of {rows} rows is wanted")
+        raise ValueError(f"sample_weight has shape {values.shape}, but needs one weight for each of {rows} rows")
     found = []
     if not np.isfinite(values).all():
         found.append("sample_weight holds NaN or infinite values")
     if (values < 0).any():
         found.append("sample_weight holds negative values")
     if not found and not values.any():
-        found.append("sample_weight is zero for every row, so there is nothing to learn from")
+        found.append("sample_weight is zero for every row, so that no row is left to learn from")
     if found:
         raise ValueError("; ".join(found))
     return values
+
+
+def class_weights(class_weight: Mapping[Any, Any] | str, y: NDArray[Any], weight: Floats) -> Floats:
+    """Return the class weight of every row.
+
+    Args:
+        class_weight: Weights by class, or ``"balanced"`` for Σw / (classes · Σw of the row's class).
+        y: Classes.
+        weight: Weights w of the rows.
+
+    Raises:
+        ValueError: Lists everything that is wrong with ``class_weight``.
+    """
+    classes, codes = np.unique(y, return_inverse=True)
+    if isinstance(class_weight, Mapping):
+        return _chosen_weights(class_weight, classes)[codes]
+    if class_weight != "balanced":
+        raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {class_weight!r}")
+    shares = np.bincount(codes, weights=weight)
+    balanced = weight.sum() / ((shares > 0).sum() * np.where(shares > 0, shares, 1.0))
+    return np.asarray(balanced[codes])
+
+
+def _chosen_weights(class_weight: Mapping[Any, Any], classes: NDArray[Any]) -> Floats:
+    found = [
+        f"class_weight of {label!r} must be a non-negative number, got {value!r}"
+        for label, value in class_weight.items()
+        if not (isinstance(value, Real) and 0 <= float(value) < np.inf)
+    ]
+    if found:
+        raise ValueError("; ".join(found))
+    return np.array([class_weight.get(label, 1.0) for label in classes.tolist()], dtype=np.float64)

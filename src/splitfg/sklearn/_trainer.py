@@ -14,29 +14,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splitfg.learners.hopfield import HopfieldReadout
-from splitfg.recipes.tables import TableRecipe, TableShape
+from splitfg.recipes.tables import NetworkRecipe, TableRecipe, TableShape
+from splitfg.sklearn._progress import ProgressLines
+from splitfg.sklearn._sparse import SparseRows
 from splitfg.training import Epochs
 
-# Rows are predicted in blocks of one size, the last one padded: products of another size are rounded in another way,
-# and the prediction for a row must not depend on the rows beside it.
+# Blocks have one size, the last one is padded: matrix products of another size round differently, and the prediction
+# for a row must not depend on the other rows.
 _BLOCK_ROWS = 128
-# Fewer stored examples than this leave none to choose the readout's settings on.
+# With fewer stored examples, none are left to choose the readout's settings on.
 _FEWEST_TO_TUNE = 5
 
 Score: TypeAlias = Callable[[NDArray[np.float32]], float]
-"""Outputs on the held-out rows ↦ how good they are, more is better."""
+"""Outputs on the held-out rows ↦ a score, higher is better."""
+
+Features: TypeAlias = NDArray[np.float32] | SparseRows
+"""Encoded features, shape ``(n, width)``."""
 
 
 @dataclass(frozen=True)
 class EncodedRows:
     """Features ``(n, width)``, targets, and weights unless all rows count the same."""
 
-    x: NDArray[np.float32]
+    x: Features
     y: NDArray[Any]
     weight: NDArray[np.float64] | None = None
 
     def epochs(self, batch: int, seed: int) -> Epochs:
-        """Batches of these rows."""
+        """Return the batches of these rows."""
         weight = None if self.weight is None else torch.as_tensor(self.weight)
         return Epochs(len(self.y), batch=batch, seed=seed, weight=weight)
 
@@ -45,10 +50,10 @@ class EncodedRows:
 class EarlyStopping:
     """Stop once ``patience`` scores in a row are no better than the best.
 
-    They are taken on ``x`` every ``every`` steps and after the last one.
+    The scores are computed on ``x`` every ``every`` steps and after the last one.
     """
 
-    x: NDArray[np.float32]
+    x: Features
     score: Score
     every: int
     patience: int
@@ -58,9 +63,9 @@ class Trainer:
     """A learner with its random numbers; pickled as plain tensors and numbers, and rebuilt from them.
 
     Args:
-        recipe: What the learner is built from.
-        shape: Of the data.
-        seed: Of everything random.
+        recipe: Builds the learner.
+        shape: Features and classes of the data.
+        seed: Seed of everything random.
         device: Where to compute.
     """
 
@@ -72,70 +77,84 @@ class Trainer:
 
     @property
     def stores(self) -> bool:
-        """Whether it stores examples rather than learning from them again and again."""
+        """Whether the learner stores examples instead of learning from them repeatedly."""
         return isinstance(self._learner, HopfieldReadout)
 
     def fit(
-        self, rows: EncodedRows, *, steps: int, batch: int, stopping: EarlyStopping | None
+        self,
+        rows: EncodedRows,
+        *,
+        steps: int,
+        batch: int,
+        stopping: EarlyStopping | None,
+        progress: ProgressLines | None = None,
     ) -> tuple[list[float], list[float]]:
-        """Learn; the losses of all steps and the scores of all checks. A readout stores the rows once instead."""
+        """Train, and return the losses of all steps and all validation scores.
+
+        A readout stores the rows once instead.
+        """
         if self.stores:
             return self.learn_once(rows, batch=batch), []
-        epochs = rows.epochs(batch, self._seed)
-        x, y = self._tensor(rows.x), self._tensor(rows.y)
+        epochs, read = rows.epochs(batch, self._seed), self._reader(rows)
         losses: list[Tensor] = []
         watch, every = (None, steps) if stopping is None else (_Watch(stopping), stopping.every)
         for step in range(steps):
-            losses.append(self._step(x, y, epochs.rows(step)))
+            losses.append(self._step(*read(epochs.rows(step))))
             due = (step + 1) % every == 0 or step + 1 == steps
-            if watch is not None and due and watch.done(self):
+            stop = watch is not None and due and watch.done(self)
+            if progress is not None:
+                progress(losses, [] if watch is None else watch.scores)
+            if stop:
                 break
         if watch is not None:
             watch.restore_best(self)
         return torch.stack(losses).tolist(), [] if watch is None else watch.scores
 
     def learn_once(self, rows: EncodedRows, *, batch: int) -> list[float]:
-        """Go through the rows once, in an order of their own; the losses of the steps."""
-        epochs = rows.epochs(batch, self._seed + self._passes)
+        """Go through the rows once, in a new order, and return the losses of the steps."""
+        epochs, read = rows.epochs(batch, self._seed + self._passes), self._reader(rows)
         self._passes += 1
-        x, y = self._tensor(rows.x), self._tensor(rows.y)
-        losses = [self._step(x, y, epochs.once(step)) for step in range(epochs.steps)]
+        losses = [self._step(*read(epochs.once(step))) for step in range(epochs.steps)]
         if isinstance(self._learner, HopfieldReadout) and self._learner.stored >= _FEWEST_TO_TUNE:
             self._learner.tune(generator=self._generator)
         return torch.stack(losses).tolist()
 
-    def predict(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Outputs, shape ``(n, outputs)``."""
-        padded = F.pad(torch.tensor(x), (0, 0, 0, -len(x) % _BLOCK_ROWS))
-        parts = [self._learner.predict(block.to(self._device)).cpu() for block in padded.split(_BLOCK_ROWS)]
-        outputs: NDArray[np.float32] = torch.cat(parts)[: len(x)].numpy()
+    def predict(self, x: Features) -> NDArray[np.float32]:
+        """Return the outputs, shape ``(n, outputs)``."""
+        read = reader(x, self._device)
+        parts = [self._block(read(rows)) for rows in torch.arange(len(x)).split(_BLOCK_ROWS)]
+        outputs: NDArray[np.float32] = torch.cat(parts).numpy()
         return outputs
 
+    def _block(self, x: Tensor) -> Tensor:
+        """Return the outputs of at most ``_BLOCK_ROWS`` rows."""
+        padded = F.pad(x, (0, 0, 0, _BLOCK_ROWS - len(x)))
+        return self._learner.predict(padded)[: len(x)].cpu()
+
     def go_on_with(self, recipe: TableRecipe, *, device: str) -> None:
-        """Take over new rates and bounds; what was learned stays.
+        """Change learning rate, rho and clipping, and keep everything that was learned.
 
         Raises:
-            ValueError: The network, the method or the device would be another one.
+            ValueError: Network, method or device would change.
         """
         if recipe == self._recipe and device == self._device:
             return
-        network, known = vars(recipe.network), vars(self._recipe.network)
         changed = ["method"] * (recipe.method != self._recipe.method) + ["device"] * (device != self._device)
-        changed += [name for name in network if network[name] != known[name]]
+        changed += _changed(self._recipe.network, recipe.network)
         if changed:
             raise ValueError(
-                f"partial_fit goes on with the network it has, but other settings are wanted now"
-                f" ({', '.join(changed)}): call fit to begin anew"
+                f"partial_fit cannot change these settings of a fitted model ({', '.join(changed)}): call fit to"
+                " train a new one"
             )
         learned = self.snapshot()
         self._recipe = recipe
         self._learner = recipe.build(self._shape, torch.Generator(device).manual_seed(self._seed))
-        if "optimizer" in learned:  # its memory stays, its settings are the new ones
+        if "optimizer" in learned:  # keep its moments, take the new settings
             learned["optimizer"]["param_groups"] = self._learner.state_dict()["optimizer"]["param_groups"]
         self.restore(learned)
 
     def snapshot(self) -> dict[str, Any]:
-        """A copy of what was learned."""
+        """Return a copy of the learned state."""
         return copy.deepcopy(self._learner.state_dict())
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -157,26 +176,43 @@ class Trainer:
         self._generator.set_state(state["generator"])
         self._passes = state["passes"]
 
-    def _step(self, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-        chosen = rows.to(self._device)
-        return self._learner.step(x[chosen], y[chosen], generator=self._generator).loss.detach()
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._learner.step(x, y, generator=self._generator).loss.detach()
 
-    def _tensor(self, values: NDArray[Any]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+    def _reader(self, rows: EncodedRows) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Return the function from row numbers to a batch ``(x, y)`` on the device."""
+        read, y = reader(rows.x, self._device), torch.tensor(rows.y, device=self._device)
+        return lambda chosen: (read(chosen), y[chosen.to(self._device)])
+
+
+def reader(x: Features, device: str) -> Callable[[Tensor], Tensor]:
+    """Return the function from row numbers to features on the device; sparse rows become dense a batch at a time."""
+    if isinstance(x, SparseRows):
+        sparse = x
+        return lambda rows: torch.as_tensor(sparse[rows.numpy()].dense()).to(device)
+    dense = torch.tensor(x, device=device)
+    return lambda rows: dense[rows.to(device)]
+
+
+def _changed(before: NetworkRecipe, after: NetworkRecipe) -> list[str]:
+    """Return the names of the settings in which two networks differ."""
+    if type(before) is not type(after):
+        return ["network"]
+    return [name for name, value in vars(after).items() if value != vars(before)[name]]
 
 
 def device_problems(device: str) -> list[str]:
-    """Why nothing can be computed there, if so."""
+    """Return why torch cannot compute on a device; an empty list if it can."""
     try:
         torch.empty(0, device=device)
         torch.Generator(device)
     except (AssertionError, NotImplementedError, RuntimeError, TypeError):
-        return [f"device {device!r} is not there or unknown to torch: choose one that is, such as 'cpu'"]
+        return [f"device {device!r} is missing or unknown to torch: choose another one, such as 'cpu'"]
     return []
 
 
 class _Watch:
-    """Scores so far, and what was learned when the best of them was taken."""
+    """The scores so far, and the learned state of the best one."""
 
     def __init__(self, stopping: EarlyStopping) -> None:
         self.scores: list[float] = []
@@ -184,7 +220,7 @@ class _Watch:
         self._best: dict[str, Any] | None = None
 
     def done(self, trainer: Trainer) -> bool:
-        """Take a score; whether there was no better one for too long."""
+        """Compute a score, and return whether the last ``patience`` ones were no better than the best."""
         score = self._stopping.score(trainer.predict(self._stopping.x))
         if not self.scores or score > max(self.scores):
             self._best = trainer.snapshot()
@@ -193,6 +229,6 @@ class _Watch:
         return len(self.scores) - 1 - best >= self._stopping.patience
 
     def restore_best(self, trainer: Trainer) -> None:
-        """Go back to the best score, if any was taken."""
+        """Restore the state of the best score, if there is one."""
         if self._best is not None:
             trainer.restore(self._best)

@@ -18,10 +18,11 @@ from splitfg.errors import DataError
 Floats: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.int64]
 
-# Squares of larger numbers do not fit a float64.
-_LARGEST = 1e150
-# Further out than this many deviations nothing is learned from the distance, and squares would not fit a float32.
-_FURTHEST = 1e6
+LARGEST = 1e150
+"""Squares of larger numbers do not fit a float64."""
+
+FURTHEST = 1e6
+"""Bound on standardised values: squares of much larger ones would not fit a float32."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class TableEncoding:
         chosen = _categorical_columns(frame) if categorical is None else list(categorical)
         numeric = tuple(c for c in frame.columns if c not in chosen)
         weight = np.ones(len(frame)) if weight is None else weight
-        mean, deviation = _statistics(_numbers(frame, numeric), weight)
+        mean, deviation = _statistics(numbers(frame, numeric), weight)
         categories = tuple((c, _categories(frame[c], weight)) for c in chosen)
         code_mean, code_deviation = np.zeros(len(chosen)), np.ones(len(chosen))
         if standardise_codes:
@@ -109,8 +110,8 @@ class TableEncoding:
         if tuple(frame.columns) != self.columns:
             raise DataError("the table does not have the columns it was fitted with", _column_problems(frame, self))
         encoded = np.empty((len(frame), self.width), dtype=np.float32)
-        scaled = (_numbers(frame, self.numeric) - self.mean) / self.deviation
-        encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0).clip(-_FURTHEST, _FURTHEST)
+        scaled = (numbers(frame, self.numeric) - self.mean) / self.deviation
+        encoded[:, : len(self.numeric)] = np.nan_to_num(scaled, nan=0.0).clip(-FURTHEST, FURTHEST)
         encoded[:, len(self.numeric) :] = (_all_codes(frame, self.categories) - self.code_mean) / self.code_deviation
         return encoded
 
@@ -147,12 +148,16 @@ def is_number(dtype: Any) -> bool:
     return bool(pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype))
 
 
-def _numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
-    """The columns as floats, missing values as NaN."""
+def numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
+    """Return the columns as floats, missing values as NaN.
+
+    Raises:
+        DataError: A column holds text, objects, or infinite or too large values.
+    """
     problems = [f"{c!r} holds text or objects, not numbers" for c in columns if not is_number(frame[c].dtype)]
     if not problems:
         values = frame[list(columns)].to_numpy(dtype=np.float64, na_value=np.nan)
-        infinite = (np.abs(values) > _LARGEST).any(axis=0)
+        infinite = (np.abs(values) > LARGEST).any(axis=0)
         problems = [
             f"{c!r} holds infinite or too large values" for c, bad in zip(columns, infinite, strict=True) if bad
         ]
