@@ -20,6 +20,8 @@ except PackageNotFoundError:  # run from a source folder that was never installe
 
 
 def __getattr__(name: str) -> object:
+    if name == "__all__":  # for ``from splitfg import *``
+        return __dir__()
     if name.startswith("_"):
         raise AttributeError(f"module 'splitfg' has no attribute {name!r}")
     api = vars(import_module("splitfg._api"))

@@ -16,6 +16,7 @@ from splitfg.estimators import (
     EvolutionStrategy as EvolutionStrategy,
     ForwardGradient as ForwardGradient,
     FrozenTrunk as FrozenTrunk,
+    LearnedFeedback as LearnedFeedback,
     Mean as Mean,
     PredictiveCoding as PredictiveCoding,
     Projection as Projection,

@@ -7,6 +7,7 @@ from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
+from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
 from splitfg.estimators.split_fg import SplitFG
@@ -22,6 +23,7 @@ __all__ = [
     "EvolutionStrategy",
     "ForwardGradient",
     "FrozenTrunk",
+    "LearnedFeedback",
     "LearningEstimator",
     "Mean",
     "PredictiveCoding",

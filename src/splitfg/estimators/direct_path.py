@@ -13,7 +13,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
-from splitfg.feedback import Feedback, Identity, LearnedFeedback
+from splitfg.feedback import Feedback, Identity, LearnedMaps
 from splitfg.numerics import added, norm
 from splitfg.sites import (
     Recorder,
@@ -71,7 +71,7 @@ class DirectPath:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
-        if isinstance(self.feedback, LearnedFeedback) and generator is None:
+        if isinstance(self.feedback, LearnedMaps) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
         with torch.no_grad():
             head, trunk, learning = HeadPass(split, y), Params(), _MapLearning(self.feedback)
@@ -83,9 +83,9 @@ class DirectPath:
                 del seen  # before the next part is
             return self._assembled(split.named_trunk_grads(trunk), learning.result(), head)
 
-    def learned_state(self) -> dict[str, LearnedFeedback]:
+    def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""
-        return {"maps": self.feedback} if isinstance(self.feedback, LearnedFeedback) else {}
+        return {"maps": self.feedback} if isinstance(self.feedback, LearnedMaps) else {}
 
     def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
         """Change the maps by the estimate's ``state_update``."""
@@ -106,7 +106,7 @@ class DirectPath:
 
     def _points(self, path: ResidualPath) -> TapPoints:
         top = () if path.top is None else (path.top,)
-        moved = path.writers if isinstance(self.feedback, LearnedFeedback) else ()
+        moved = path.writers if isinstance(self.feedback, LearnedMaps) else ()
         return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
 
     def _part(self, split: Split, path: ResidualPath, seen: Recording, u: Tensor, x: Inputs) -> Params:
@@ -142,7 +142,7 @@ class _MapLearning:
     """Gathers what the parts of a batch show about the maps, if these are learned."""
 
     def __init__(self, feedback: Feedback) -> None:
-        self._maps = feedback if isinstance(feedback, LearnedFeedback) else None
+        self._maps = feedback if isinstance(feedback, LearnedMaps) else None
         self._found, self._rows, self._noises = Params(), 0, 0
 
     def add(self, seen: Recording, path: ResidualPath) -> None:

@@ -1,10 +1,38 @@
-"""What u already tells about the gradient inside a trunk with a residual stream, without a backward pass.
+"""What u already tells about the gradient inside a trunk, without a backward pass.
 
-In such a trunk, x_{i+1} = x_i + w_i, every write w_i reaches the top of the stream x_L along the identity path,
-whatever else it does on the way. So r = dL/dx_L, which u gives in closed form, is the exact gradient of every write
-along that path; a :class:`Feedback` predicts the whole gradient at a write from it.
+In a trunk with a residual stream, x_{i+1} = x_i + w_i, every write w_i reaches the top of the stream x_L along the
+identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradient of every write along that path; a
+:class:`Feedback` predicts the whole gradient at a write from it.
+
+In any trunk of layers, a :class:`Route` carries u to every layer through maps that learn from measured responses.
 """
 
-from splitfg.feedback._maps import Feedback, Identity, LearnedFeedback, MeanJacobian, RandomMaps
+from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
+from splitfg.feedback._maps import Feedback, Identity, LearnedMaps, MeanJacobian, RandomMaps
+from splitfg.feedback._probes import Difference, ForwardDerivative, Probe, Response
+from splitfg.feedback._routes import Direct, Relay, Route, Shares
+from splitfg.feedback._sweep import Swept, sweep
 
-__all__ = ["Feedback", "Identity", "LearnedFeedback", "MeanJacobian", "RandomMaps"]
+__all__ = [
+    "AlignedMaps",
+    "DeltaRule",
+    "Difference",
+    "Direct",
+    "Feedback",
+    "FixedMaps",
+    "ForwardDFA",
+    "ForwardDerivative",
+    "Identity",
+    "LearnedMaps",
+    "MapRule",
+    "MeanJacobian",
+    "Probe",
+    "Proximal",
+    "RandomMaps",
+    "Relay",
+    "Response",
+    "Route",
+    "Shares",
+    "Swept",
+    "sweep",
+]

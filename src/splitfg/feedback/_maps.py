@@ -56,7 +56,7 @@ class RandomMaps(Feedback):
         return r @ self._maps[writer].T
 
 
-class LearnedFeedback(Feedback):
+class LearnedMaps(Feedback):
     """One that learns from noise on every writer, and how far it moves the top of the stream."""
 
     @property
@@ -96,7 +96,7 @@ class LearnedFeedback(Feedback):
         """Go on from :meth:`state_dict`."""
 
 
-class MeanJacobian(LearnedFeedback):
+class MeanJacobian(LearnedMaps):
     """Learned maps: the mean Jacobian J_i = E[dx_L / dw_i] of the stream, found forward with one JVP a step.
 
     Unit noise e_i at all writers at once moves the top of the stream by dx ≈ Σ_i e_i J_i, row by row. With what the

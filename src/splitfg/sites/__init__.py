@@ -5,26 +5,36 @@ from splitfg.sites._layers import LocalLayer, has_layer_gradients, layer_gradien
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
+from splitfg.sites._rules import Rule, register_rule, rule_for
+from splitfg.sites._tape import Alter, Operation, Tape, layer_operations, record_tape
 from splitfg.sites._taps import shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path
 
 __all__ = [
     "Activities",
     "ActivityTrunk",
+    "Alter",
     "Calls",
     "ClosedForm",
     "LocalLayer",
+    "Operation",
     "Recorder",
     "Recording",
     "ResidualPath",
     "ResidualTrunk",
+    "Rule",
     "TapPoints",
+    "Tape",
     "has_layer_gradients",
     "has_pull_back",
     "layer_gradients",
+    "layer_operations",
     "pull_back",
     "record",
     "record_run",
+    "record_tape",
+    "register_rule",
+    "rule_for",
     "shifted",
     "tapped",
     "under",

@@ -1,0 +1,153 @@
+"""Learned feedback: u reaches every layer through maps that learn from measured responses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from splitfg.compiled import Compile, with_compiled_head
+from splitfg.errors import SplitError, refuse
+from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._settings import kind_problems
+from splitfg.estimators.protocol import Estimator
+from splitfg.feedback import Difference, Probe, Relay, Route, Swept, sweep
+from splitfg.numerics import added, norm
+from splitfg.sites import Tape, record_tape
+from splitfg.splitting import BlackBoxTrunk, Split
+from splitfg.splitting.checks import check_batch, skip_checks
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class LearnedFeedback:
+    """Exact head; every layer of the trunk learns from u, carried to it through maps that are learned forward.
+
+    Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations, norms,
+    sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed weight, a
+    map is used instead that has learned how the layer responds to noise at its input. One more forward pass a step, with
+    noise, teaches the maps. No derivative of the trunk is taken and no weight is read backward; the layers above the
+    last map are exact.
+
+    Biased as long as the maps are: with :class:`~splitfg.feedback.Relay`, the default, the bias vanishes as they
+    converge, which takes a few steps; with :class:`~splitfg.feedback.Direct` the covariance of Jacobian and gradient
+    over rows remains.
+
+    Activations are kept during a step, as backpropagation keeps them. Trained parameters that it cannot reach are listed
+    once, in a warning, and get no entry, or ``rest`` estimates them.
+
+    Args:
+        route: How u reaches the layers; holds the maps, which :meth:`update_state` changes.
+        probe: How responses to noise are measured.
+        rest: Estimates the parameters that feedback does not reach, in the same step.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> network = splitfg.split(model)
+        >>> learner = splitfg.GradientLearner(
+        ...     network, splitfg.LearnedFeedback(), torch.optim.Adam(model.parameters(), lr=1e-2)
+        ... )
+        >>> x, y, generator = torch.randn(32, 4), torch.randint(0, 3, (32,)), torch.Generator().manual_seed(0)
+        >>> stats = learner.step(x, y, generator=generator)
+    """
+
+    route: Route = field(default_factory=Relay)
+    probe: Probe = field(default_factory=Difference)
+    rest: Estimator | None = None
+
+    def __post_init__(self) -> None:
+        refuse(kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+        """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        check_batch(split, x, y, generator, tangents=False)
+        self._check(split, generator)
+        with torch.no_grad():
+            tape = self.record(split, x)
+            head = HeadPass(split, y)
+            swept = self.sweep(split, tape, head.u(0, tape.h, y))
+            change = self.learn(split, x, tape, generator)
+            trunk = split.named_trunk_grads(swept.grads)
+            exact = head.result()
+        trunk, jvps = self._with_rest(split, x, y, trunk, generator)
+        norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
+        stats = Stats(jvps=jvps + self.probe.passes, biased=True, norms=norms)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
+
+    def learned_state(self) -> dict[str, Route]:
+        """Return the maps."""
+        return {"maps": self.route}
+
+    def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
+        """Change the maps by the estimate's ``state_update``."""
+        self.route.apply(estimate.state_update)
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, LearnedFeedback]:
+        """Compile the head; the trunk is recorded in eager code, which a CUDA graph captures all the same."""
+        return with_compiled_head(split, compile_), self
+
+    def record(self, split: Split, x: Inputs) -> Tape:
+        """Run the trunk once and record it."""
+        return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split))
+
+    def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
+        """Carry u through a recorded pass."""
+        return sweep(tape, u, self.route, _trained(split))
+
+    def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
+        """Measure the response to noise, and return the change of the maps; empty if there are none to learn."""
+        noise = self.route.noise(tape, generator)
+        if not noise:
+            return {}
+        run = partial(split.trunk_function(x), {})
+        response = self.probe(tape, lambda alter: record_tape(split.trunk, run, _trained(split), alter=alter), noise)
+        return self.route.change(tape, noise, response)
+
+    def _with_rest(
+        self, split: Split, x: Inputs, y: Target, trunk: Params, generator: torch.Generator
+    ) -> tuple[Params, int]:
+        """Add what feedback does not reach, and count the Jacobian-vector products that took."""
+        missing = [name for name in split.trunk_params() if name not in trunk]
+        if not missing:
+            return trunk, 0
+        if self.rest is None:
+            _warn_once(split, missing)
+            return trunk, 0
+        estimate = self.rest(split, x, y, generator=generator)
+        return trunk | {name: estimate.grads[name] for name in missing if name in estimate.grads}, estimate.stats.jvps
+
+    def _check(self, split: Split, generator: object) -> None:
+        found = []
+        if not isinstance(generator, torch.Generator):
+            found.append("the maps learn from noise: pass generator=torch.Generator().manual_seed(0)")
+        if isinstance(split.trunk, BlackBoxTrunk):
+            found.append("a BlackBoxTrunk has no layers to learn: use SplitFG(engine=CentralDifference())")
+        if found:
+            raise SplitError(found)
+
+
+def _trained(split: Split) -> Mapping[int, str]:
+    """From ``id`` of the trunk's trained parameters to the trunk's names."""
+    wanted = split.trunk_params()
+    outer = {id(p): name for name, p in split.model.named_parameters()}
+    return {id(p): name for name, p in split.trunk.named_parameters() if outer[id(p)] in wanted}
+
+
+def _warn_once(split: Split, missing: list[str]) -> None:
+    def warn() -> list[str]:
+        warnings.warn(
+            f"learned feedback does not reach {', '.join(missing)}, which stay as they are: give"
+            " LearnedFeedback(rest=SplitFG(K=8)) to estimate them, or freeze them",
+            stacklevel=5,
+        )
+        return []
+
+    if not skip_checks():
+        split.validate_once(("learned feedback", tuple(missing)), warn)

@@ -1,0 +1,173 @@
+"""Rules by which linear maps learn from perturbations and the responses to them."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitfg.errors import refuse
+
+
+class MapRule(ABC):
+    """How maps M ``(groups, out, in)`` learn from perturbations e ``(groups, n, in)`` and responses ``(groups, n, out)``.
+
+    The response to a row e is M e, or that in the mean over rows.
+    """
+
+    @abstractmethod
+    def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:
+        """Return the maps before any update.
+
+        Args:
+            name: Names the map.
+            groups: Independent maps that learn side by side.
+            outputs: Rows of a map.
+            inputs: Columns of a map.
+            like: Decides dtype and device.
+        """
+
+    @abstractmethod
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
+        """Return the change of the maps that one measurement asks for."""
+
+
+class _StartsAtZero(MapRule):
+    def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:  # noqa: ARG002
+        """Return zeros."""
+        return like.new_zeros(groups, outputs, inputs)
+
+
+@dataclass(frozen=True)
+class Proximal(_StartsAtZero):
+    """A regularised least-squares step towards the maps that explain the present measurement.
+
+    With the rows of E and of the responses T, and the unexplained rest R = T - E Mᵀ,
+
+        Mᵀ ← Mᵀ + rate (EᵀE + ridge τ I)⁻¹ Eᵀ R,    τ = tr(EᵀE) / d.
+
+    The error of the maps is multiplied by I - rate (EᵀE + ridge τ I)⁻¹ EᵀE, whose eigenvalues lie in [1 - rate, 1]: it
+    never grows, whatever the rows, the scale and the correlation of E. With exact responses the maps converge at a
+    constant rate; with noisy ones a smaller rate averages over about 1 / rate measurements.
+
+    Args:
+        rate: Step towards the least-squares solution, in (0, 1].
+        ridge: Weight of the present maps against one measurement.
+    """
+
+    rate: float = 1.0
+    ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        refuse(_rate_problems(self.rate) + ([] if self.ridge > 0 else [f"ridge must be positive, got {self.ridge}"]))
+
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
+        """Return the step; solves in the smaller of rows and inputs."""
+        rest = response - e @ maps.mT
+        wide = e.shape[-2] < e.shape[-1]
+        gram = e @ e.mT if wide else e.mT @ e
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        tiny = torch.finfo(e.dtype).tiny
+        diagonal += self.ridge * diagonal.mean(-1, keepdim=True) + tiny
+        # no check for errors, which would wait for the GPU: the matrix is positive definite by construction
+        factor = torch.linalg.cholesky_ex(gram).L
+        solved = e.mT @ torch.cholesky_solve(rest, factor) if wide else torch.cholesky_solve(e.mT @ rest, factor)
+        return self.rate * solved.mT
+
+
+@dataclass(frozen=True)
+class DeltaRule(_StartsAtZero):
+    """M ← M + rate / (n + d) · Rᵀ E with the rest R = T - E Mᵀ: no solve, for white perturbations.
+
+    Stable for white unit noise and rates up to one half; perturbations that are correlated can make it diverge.
+
+    Args:
+        rate: How far a step moves the maps.
+    """
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        refuse(_rate_problems(self.rate))
+
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
+        """Return the step."""
+        rest = response - e @ maps.mT
+        scale = e.square().mean().clamp_min(torch.finfo(e.dtype).tiny)
+        return (self.rate / (e.shape[-2] + e.shape[-1])) / scale * (rest.mT @ e)
+
+
+@dataclass(frozen=True)
+class ForwardDFA(_StartsAtZero):
+    """M ← (1 - rate) M + rate · Tᵀ E / n: the running mean of Bacho and Chu's FDFA, a baseline.
+
+    It does not subtract what the maps explain already, so the noise of all other sites stays in the estimate.
+
+    Args:
+        rate: Weight of one measurement, in (0, 1].
+    """
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        refuse(_rate_problems(self.rate))
+
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
+        """Return the step."""
+        scale = e.square().mean().clamp_min(torch.finfo(e.dtype).tiny)
+        return self.rate * (response.mT @ e / (e.shape[-2] * scale) - maps)
+
+
+@dataclass(frozen=True)
+class FixedMaps(MapRule):
+    """Maps that stay as they were drawn, entries from N(0, 1 / out): feedback alignment, a baseline.
+
+    Args:
+        seed: Of the maps.
+    """
+
+    seed: int = 0
+
+    def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:
+        """Draw the maps, by their name."""
+        generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+        return (torch.randn(groups, outputs, inputs, generator=generator) / outputs**0.5).to(like)
+
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:  # noqa: ARG002
+        """Return zeros."""
+        return torch.zeros_like(maps)
+
+
+@dataclass(frozen=True)
+class AlignedMaps(FixedMaps):
+    """Random maps turned towards the measured Jacobian by its cosine: GrAPE's alignment without backprop anchors.
+
+    One step along the gradient of cos(M, G) with the one-sample estimate G = Tᵀ E / n; lengths stay as drawn.
+    A baseline, after Caillon, Fagnou, Delattre and Allauzen (ICLR 2026).
+
+    Args:
+        seed: Of the initial maps.
+        rate: Step along the cosine's gradient, relative to the maps' length.
+    """
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        refuse(_rate_problems(self.rate))
+
+    def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
+        """Return the step."""
+        measured = response.mT @ e
+        tiny = torch.finfo(e.dtype).tiny
+        length = maps.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
+        toward = measured / measured.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
+        own = maps / length
+        turned = own + self.rate * (toward - (own * toward).sum((-2, -1), keepdim=True) * own)
+        return length * turned / turned.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None] - maps
+
+
+def _rate_problems(rate: float) -> list[str]:
+    return [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]

@@ -1,0 +1,151 @@
+"""Measuring how a trunk responds to noise at chosen places of a forward pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from splitfg.errors import SplitError, refuse
+from splitfg.sites import Alter, Operation, Tape
+
+Noise: TypeAlias = Mapping[int, Tensor]
+"""Noise for the outputs of operations, by their place on the tape; broadcast to the output."""
+
+Rerun: TypeAlias = Callable[[Alter], Tape]
+"""Runs the recorded pass again with altered outputs."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """The change of a pass, per unit of noise.
+
+    Attributes:
+        inputs: Change of the first argument of every operation.
+        outputs: Change of its output; ``None`` for an operation with several.
+        h: Change of h.
+    """
+
+    inputs: Sequence[Tensor | None]
+    outputs: Sequence[Tensor | None]
+    h: Tensor
+
+
+class Probe(ABC):
+    """Measures the response of a pass to noise, in the directions of that noise."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> int:
+        """Forward passes that a measurement takes, beside the recorded one."""
+
+    @abstractmethod
+    def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:
+        """Measure.
+
+        Args:
+            tape: The pass without noise.
+            rerun: Runs it again.
+            noise: Unit noise.
+        """
+
+
+@dataclass(frozen=True)
+class Difference(Probe):
+    """One more forward pass, with noise added: (f(x + ε e) - f(x)) / ε.
+
+    Exact whatever ε is where the response is linear, as that of a linear layer to a change of its input; elsewhere with
+    an error O(ε).
+
+    Args:
+        step: ε, relative to the root mean square of what is perturbed.
+        central: Take the mean of both directions, two passes with an error O(ε²).
+    """
+
+    step: float = 1.0
+    central: bool = False
+
+    def __post_init__(self) -> None:
+        refuse([] if self.step > 0 else [f"step must be positive, got {self.step}"])
+
+    @property
+    def passes(self) -> int:
+        """One, or two if central."""
+        return 2 if self.central else 1
+
+    def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:
+        """Measure by differences."""
+        scale = self.step * _root_mean_square(tape, noise)
+        above = _matched(tape, rerun(_adding(noise, scale)))
+        below = _matched(tape, rerun(_adding(noise, -scale))) if self.central else tape
+        width = 2 * scale if self.central else scale
+        pairs = list(zip(above.operations, below.operations, strict=True))
+        return Response(
+            [_difference(_first(a), _first(b), width) for a, b in pairs],
+            [_difference(a.output, b.output, width) for a, b in pairs],
+            (above.h - below.h) / width,
+        )
+
+
+@dataclass(frozen=True)
+class ForwardDerivative(Probe):
+    """One Jacobian-vector product by forward mode: exact, without a step."""
+
+    @property
+    def passes(self) -> int:
+        """One: value and derivative come together."""
+        return 1
+
+    def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:
+        """Measure by forward mode; all noise is one direction, so the derivative is by one number t."""
+
+        def f(t: Tensor) -> dict[str, Any]:
+            pushed = _matched(tape, rerun(_adding(noise, t)))
+            inputs = [_first(o) for o in pushed.operations]
+            outputs = [o.output if isinstance(o.output, Tensor) else None for o in pushed.operations]
+            given = {f"in {i}": v for i, v in enumerate(inputs) if v is not None and v.is_floating_point()}
+            given |= {f"out {i}": v for i, v in enumerate(outputs) if v is not None}
+            return given | {"h": pushed.h}
+
+        still = torch.zeros((), dtype=tape.h.dtype, device=tape.h.device)
+        _, tangents = jvp(f, (still,), (torch.ones_like(still),))  # type: ignore[misc]
+        places = range(len(tape.operations))
+        return Response(
+            [tangents.get(f"in {i}") for i in places], [tangents.get(f"out {i}") for i in places], tangents["h"]
+        )
+
+
+def _adding(noise: Noise, scale: Tensor) -> Alter:
+    def alter(place: int, output: Any) -> Any:
+        return output + scale * noise[place] if place in noise else output
+
+    return alter
+
+
+def _root_mean_square(tape: Tape, noise: Noise) -> Tensor:
+    """The root mean square over everything that is perturbed; 1 where that is zero."""
+    outputs = [tape.operations[place].output for place in noise]
+    total = torch.stack([o.float().square().mean() for o in outputs]).mean().sqrt()
+    return torch.where(total > 0, total, torch.ones_like(total)).to(tape.h.dtype)
+
+
+def _matched(tape: Tape, other: Tape) -> Tape:
+    if [o.name for o in tape.operations] != [o.name for o in other.operations]:
+        raise SplitError(["the trunk takes another path under noise: its control flow must not depend on values"])
+    return other
+
+
+def _first(operation: Operation) -> Tensor | None:
+    value = operation.args[0] if operation.args else next(iter(operation.kwargs.values()), None)
+    return value if isinstance(value, Tensor) else None
+
+
+def _difference(above: Any, below: Any, width: Tensor) -> Tensor | None:
+    if not isinstance(above, Tensor) or not above.is_floating_point():
+        return None
+    return (above - below) / width

@@ -1,0 +1,290 @@
+"""Routes by which u reaches the layers of a trunk, through maps that learn from measured responses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+from splitfg.errors import SplitError
+from splitfg.feedback._map_rules import MapRule, Proximal
+from splitfg.feedback._probes import Noise, Response
+from splitfg.numerics import widened
+from splitfg.sites import Operation, Tape, layer_operations
+from splitfg.types import Params
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Gradients at tensors, by their ``id``.
+
+    Attributes:
+        added: Shares that are added to those of other operations.
+        fixed: Whole gradients, which replace the shares of all other operations.
+    """
+
+    added: Mapping[int, Tensor] = field(default_factory=dict)
+    fixed: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Route(ABC):
+    """Maps that carry a gradient to the places that layers read, and the rule by which they learn.
+
+    Args:
+        rule: How the maps learn.
+    """
+
+    def __init__(self, rule: MapRule | None = None) -> None:
+        self.rule = rule if rule is not None else Proximal()
+        self._maps: Params = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rule!r})"
+
+    @abstractmethod
+    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
+        """Draw the noise of one measurement."""
+
+    @abstractmethod
+    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
+        """Return the change of the maps that a measurement asks for."""
+
+    @abstractmethod
+    def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
+        """Carry δ on.
+
+        Args:
+            tape: The recorded pass.
+            place: Of the layer at whose output δ is the gradient; ``None`` for h.
+            delta: δ.
+        """
+
+    def apply(self, change: Mapping[str, Tensor]) -> None:
+        """Add a change in place: captured steps replay on the same memory."""
+        for name, step in change.items():
+            if name in self._maps:
+                self._maps[name].add_(step)
+            else:
+                self._maps[name] = self._initial(name, step) + step
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the maps."""
+        return dict(self._maps)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the maps from :meth:`state_dict`."""
+        self._maps = {name: m.clone() for name, m in state.items()}
+
+    def _initial(self, name: str, like: Tensor) -> Tensor:
+        groups, outputs, inputs = like.shape
+        return self.rule.initial(name, groups, outputs, inputs, like)
+
+    def _map(self, name: str, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        known = self._maps.get(name)
+        if known is None:
+            return self._initial(name, widened(like).new_empty(()).expand(shape))
+        if known.device != like.device:  # a checkpoint is read to the CPU
+            known = self._maps[name] = known.to(like.device)
+        if tuple(known.shape) != shape:
+            raise SplitError([f"the map of {name} is {tuple(known.shape)}, the layer needs {shape}: use a new route"])
+        return known
+
+
+class Relay(Route):
+    """From layer to layer: every layer has a map of its own response, which replaces its transposed weight.
+
+    For a layer z = W a + b, noise at a moves z by dz = W da, exactly. The map M learns dz ≈ M da, and
+
+        δ_a = Mᵀ δ_z
+
+    takes the place of Wᵀ δ_z; activations, norms and sums between layers are pulled back in closed form. Once the maps
+    have converged this *is* the gradient, for any depth: the weights are measured, not read. The feedback waits for the
+    layers above, as backpropagation's does; :class:`Direct` does not.
+
+    Known since Akrout et al. (2019) as weight mirrors.
+
+    Args:
+        rule: How the maps learn.
+    """
+
+    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
+        """Draw white noise for everything that a layer with trained parameters below it reads."""
+        return {place: _randn(tape.operations[place].output, generator) for place in _read_places(tape)}
+
+    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:  # noqa: ARG002
+        """Return the change of every layer's map, from how its input and output moved."""
+        found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        modules: dict[str, nn.Module] = {}
+        for place, operation in layer_operations(tape):
+            da, dz = response.inputs[place], response.outputs[place]
+            if tape.is_active(operation.input) and da is not None and dz is not None:
+                modules[operation.name] = _module(operation)
+                found.setdefault(operation.name, []).append(_rows(modules[operation.name], da, dz))
+        changes = {}
+        for name, pairs in found.items():
+            e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
+            shape = (e.shape[0], t.shape[-1], e.shape[-1])
+            changes[name] = self.rule.change(self._map(name, shape, e), widened(e), widened(t))
+        return changes
+
+    def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
+        """Add Mᵀ δ to the gradient at the layer's input."""
+        if place is None or not tape.is_active(tape.operations[place].input):
+            return Shares()
+        operation = tape.operations[place]
+        return Shares(added={id(operation.input): self._through(operation, delta)})
+
+    def _through(self, operation: Operation, delta: Tensor) -> Tensor:
+        module, a = _module(operation), operation.input
+        if isinstance(module, nn.Conv2d):
+            groups, outputs = module.groups, module.out_channels // module.groups
+            inputs = module.weight[0].numel()
+            weight = self._map(operation.name, (groups, outputs, inputs), delta).to(delta.dtype)
+            geometry = (module.stride, module.padding, module.dilation, module.groups)
+            share: Tensor = conv2d_input(a.shape, weight.reshape(module.weight.shape), delta, *geometry)
+            return share
+        m = self._map(operation.name, (1, delta.shape[-1], a.shape[-1]), delta).to(delta.dtype)
+        return (delta @ m[0]).sum_to_size(a.shape)
+
+
+class Direct(Route):
+    """Straight from the last layer to every other: one map from each place that layers read.
+
+    Independent noise e_i at all places at once moves the last layer's output by dz ≈ Σ_i J_i e_i. The map M_i learns the
+    mean Jacobian J_i over rows, and
+
+        δ_i = M_iᵀ δ_z
+
+    is the gradient at place i. Every layer learns without waiting for another, and nothing is read but what the layers
+    read and the last output. Biased by the covariance of Jacobian and gradient over rows, which is zero for a linear
+    trunk and grows with depth. Rows are the leading dimensions that a place shares with the last output; on images
+    noise is constant over the pixels of a channel.
+
+    Args:
+        rule: How the maps learn; :class:`FixedMaps` makes it direct feedback alignment.
+    """
+
+    def __init__(self, rule: MapRule | None = None) -> None:
+        super().__init__(rule if rule is not None else Proximal(rate=0.3))
+
+    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
+        """Draw independent noise for every place, constant over the pixels of images."""
+        target = _target(tape)
+        drawn = {}
+        for place in _read_places(tape):
+            output = tape.operations[place].output
+            drawn[place] = _randn(output[..., :1, :1] if _is_image(output, target) else output, generator)
+        return drawn
+
+    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
+        """Return the change of all maps, which explain the response together."""
+        last = _last_layer(tape)
+        moved = response.h if last is None else response.outputs[last]
+        assert moved is not None
+        target = _target(tape)
+        t = widened(moved.flatten(_row_dims(tape, target)).flatten(0, -2) if moved.ndim > 1 else moved)
+        places = list(noise)
+        parts = [widened(self._feature_rows(noise[p], tape, p, target)) for p in places]
+        sizes = [part.shape[-1] for part in parts]
+        maps = [self._map(self._name(tape, p), (1, t.shape[-1], n), t) for p, n in zip(places, sizes, strict=True)]
+        step = self.rule.change(torch.cat(maps, dim=-1), torch.cat(parts, dim=-1)[None], t[None])
+        return {self._name(tape, p): s for p, s in zip(places, step.split(sizes, dim=-1), strict=True)}
+
+    def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
+        """Predict the gradient at every place from δ at the last layer's output; other layers pass nothing on."""
+        return Shares(fixed=self._predictions(tape, delta)) if place == _last_layer(tape) else Shares()
+
+    def _predictions(self, tape: Tape, delta: Tensor) -> dict[int, Tensor]:
+        target = _target(tape)
+        rows = delta.flatten(_row_dims(tape, target)) if delta.ndim > 1 else delta
+        found = {}
+        for place in _read_places(tape):
+            read = tape.operations[place].output
+            features = read.shape[1] if _is_image(read, target) else read.shape[-1]
+            m = self._map(self._name(tape, place), (1, rows.shape[-1], features), rows).to(rows.dtype)
+            share = rows @ m[0]
+            if _is_image(read, target):
+                share = (share / (read.shape[-1] * read.shape[-2]))[..., None, None].expand(read.shape)
+            found[id(read)] = share.reshape(read.shape)
+        return found
+
+    def _feature_rows(self, e: Tensor, tape: Tape, place: int, target: Tensor) -> Tensor:
+        read = tape.operations[place].output
+        if _is_image(read, target):
+            return e.flatten(1)
+        if read.shape[: _row_dims(tape, target)] != target.shape[: _row_dims(tape, target)] or read.ndim < 2:
+            raise SplitError(
+                [
+                    f"{tape.operations[place]} gives {tuple(read.shape)} and the last layer {tuple(target.shape)}: their"
+                    " rows differ, so no direct map fits; use Relay()"
+                ]
+            )
+        return e.flatten(0, -2)
+
+    def _name(self, tape: Tape, place: int) -> str:
+        reader = next(o for _, o in layer_operations(tape) if o.input is tape.operations[place].output)
+        return reader.name
+
+
+def _read_places(tape: Tape) -> list[int]:
+    """Places of the operations whose outputs are read by layers; each once."""
+    read = {id(o.input) for _, o in layer_operations(tape) if tape.is_active(o.input)}
+    return [i for i, o in enumerate(tape.operations) if id(o.output) in read]
+
+
+def _last_layer(tape: Tape) -> int | None:
+    """The place of the last layer, if all paths to h pass through it; ``None`` otherwise."""
+    layers = layer_operations(tape)
+    if not layers:
+        return None
+    place, last = layers[-1]
+    after = {id(last.output)}
+    for operation in tape.operations[place + 1 :]:
+        tensors = [t for t in (*operation.args, *operation.kwargs.values()) if isinstance(t, Tensor)]
+        if any(tape.is_active(t) and id(t) not in after for t in tensors):
+            return None
+        after.add(id(operation.output))
+    return place
+
+
+def _target(tape: Tape) -> Tensor:
+    last = _last_layer(tape)
+    target: Tensor = tape.h if last is None else tape.operations[last].output
+    return target
+
+
+def _row_dims(tape: Tape, target: Tensor) -> int:  # noqa: ARG001
+    """Leading dimensions of the target that number rows: all but the features, and images by themselves."""
+    return 1 if target.ndim == 4 else max(1, target.ndim - 1)
+
+
+def _is_image(read: Tensor, target: Tensor) -> bool:
+    """Whether a place holds feature maps ``(B, C, H, W)`` of images."""
+    return read.ndim == 4 and target.ndim in (2, 4)
+
+
+def _module(operation: Operation) -> nn.Module:
+    assert operation.module is not None
+    return operation.module
+
+
+def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Changes of a layer's input and output as rows ``(groups, n, in)`` and ``(groups, n, out)``."""
+    if not isinstance(module, nn.Conv2d):
+        leading = torch.broadcast_shapes(da.shape[:-1], dz.shape[:-1])
+        e = da.expand(*leading, da.shape[-1]).flatten(0, -2)
+        return e[None], dz.expand(*leading, dz.shape[-1]).flatten(0, -2)[None]
+    geometry = {"dilation": module.dilation, "padding": module.padding, "stride": module.stride}
+    patches = F.unfold(da, module.kernel_size, **geometry)  # type: ignore[arg-type]  # (B, in * kh * kw, pixels)
+    e = patches.unflatten(1, (module.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
+    t = dz.flatten(2).unflatten(1, (module.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
+    return e, t
+
+
+def _randn(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)

@@ -1,0 +1,129 @@
+"""From u at h to gradients of a trunk: closed forms between layers, a route through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from splitfg.errors import SplitError
+from splitfg.feedback._routes import Route
+from splitfg.numerics import added
+from splitfg.sites import Operation, Tape, has_pull_back, layer_gradients, layer_operations, pull_back, rule_for, under
+from splitfg.types import Params
+
+_PRODUCTS = ("matmul", "mm", "bmm", "linear", "addmm", "conv1d", "conv2d", "conv3d", "einsum")
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The result of a sweep.
+
+    Attributes:
+        grads: Gradients of trained parameters, by the trunk's names.
+        deltas: Gradients at the outputs of layers, by the place of the call.
+    """
+
+    grads: Params
+    deltas: Mapping[int, Tensor]
+
+
+def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str]) -> Swept:
+    """Go through a tape from h to its beginning: no reverse-mode differentiation, no weight of another layer.
+
+    Args:
+        tape: The recorded pass.
+        u: dL/dh.
+        route: Carries gradients from the outputs of layers to the tensors that layers read.
+        trained: From ``id`` of a trained parameter to the trunk's name of it.
+
+    Raises:
+        SplitError: An operation has no closed-form pullback.
+    """
+    pass_on = _Pass(tape, route, trained)
+    pass_on.take(route.back(tape, None, u))
+    pass_on.add(tape.h, u)
+    for place in reversed(range(len(tape.operations))):
+        pass_on.pull(place)
+    return Swept(pass_on.grads, pass_on.deltas)
+
+
+class _Pass:
+    """Gradients at tensors while a sweep goes on."""
+
+    def __init__(self, tape: Tape, route: Route, trained: Mapping[int, str]) -> None:
+        self._tape, self._route, self._trained = tape, route, trained
+        self._layers = {place for place, _ in layer_operations(tape)}
+        self._at: dict[int, Tensor] = {}
+        self._fixed: dict[int, Tensor] = {}
+        self.grads: Params = {}
+        self.deltas: dict[int, Tensor] = {}
+
+    def take(self, shares: Any) -> None:
+        self._fixed.update(shares.fixed)
+        for key, share in shares.added.items():
+            self._at[key] = self._at[key] + share if key in self._at else share
+
+    def add(self, tensor: Any, share: Tensor) -> None:
+        """Add a share to the gradient at a tensor, or to that of a trained parameter; constants take none."""
+        key = id(tensor)
+        if key in self._trained:
+            self.grads = added(self.grads, {self._trained[key]: share})
+        elif self._tape.is_active(tensor):
+            self._at[key] = self._at[key] + share if key in self._at else share
+
+    def pull(self, place: int) -> None:
+        operation = self._tape.operations[place]
+        delta = self._delta(operation.output)
+        if delta is None:
+            return
+        module = operation.module
+        if place in self._layers:
+            self._layer(place, operation, delta)
+        elif module is not None and has_pull_back(module):
+            share, own = pull_back(module, operation.input, delta)
+            self._own(operation, own)
+            self.add(operation.input, share)
+        else:
+            self._rule(operation, delta)
+
+    def _layer(self, place: int, operation: Operation, delta: Tensor) -> None:
+        assert operation.module is not None
+        self.deltas[place] = delta
+        if any(id(p) in self._trained for p in operation.module.parameters()):
+            self._own(operation, layer_gradients(operation.module, operation.input, delta))
+        self.take(self._route.back(self._tape, place, delta))
+
+    def _own(self, operation: Operation, own: Params) -> None:
+        self.grads = added(self.grads, under(operation.name, own))
+
+    def _rule(self, operation: Operation, delta: Any) -> None:
+        rule = rule_for(operation)
+        weighted = operation.name in _PRODUCTS and any(id(t) in self._trained for t in operation.args)
+        if rule is None or weighted:
+            raise SplitError([_problem(operation, weighted)])
+        try:
+            for tensor, share in rule(operation, delta):
+                self.add(tensor, share)
+        except NotImplementedError as error:
+            raise SplitError([f"{operation} has no closed form for {error}"]) from error
+
+    def _delta(self, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return self._fixed.get(id(output), self._at.pop(id(output), None))
+        found = [self._delta(part) for part in output]
+        return None if all(part is None for part in found) else found
+
+
+def _problem(operation: Operation, weighted: bool) -> str:
+    if weighted or operation.name in _PRODUCTS:
+        return (
+            f"{operation} multiplies by a parameter outside a layer, whose feedback cannot be learned: use nn.Linear or"
+            " nn.Conv2d, or a module with layer_gradients(a, delta)"
+        )
+    return (
+        f"{operation} has no closed-form pullback: add one with splitfg.sites.register_rule({operation.name!r}, ...), or"
+        " write it with operations that have one"
+    )

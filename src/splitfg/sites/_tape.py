@@ -1,0 +1,223 @@
+"""A tape of one forward pass: every operation between h and the trained parameters, with what it read and wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+
+from splitfg.errors import SplitError
+from splitfg.sites._layers import has_layer_gradients
+from splitfg.sites._pullback import ClosedForm, has_pull_back
+
+Alter = Callable[[int, Any], Any]
+"""From an operation's place on the tape and its output to the output that the pass goes on with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call of a leaf module or of a torch function.
+
+    Attributes:
+        name: Dotted name of the module, or the function's own name (``relu``, ``add``, ``matmul``).
+        module: The module; ``None`` for a function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        output: A tensor, or a tuple of tensors.
+    """
+
+    name: str
+    module: nn.Module | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+
+    @property
+    def input(self) -> Tensor:
+        """The first argument."""
+        first: Tensor = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        return first
+
+    def __str__(self) -> str:
+        return self.name if self.module is None else f"{self.name} ({type(self.module).__name__})"
+
+
+@dataclass(eq=False)
+class Tape:
+    """Operations in the order of their calls, those alone that depend on a trained parameter.
+
+    Attributes:
+        operations: The calls.
+        h: The result of the pass.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    h: Tensor = field(default_factory=lambda: torch.empty(0))
+    _active: dict[int, Tensor] = field(default_factory=dict)
+
+    def is_active(self, value: Any) -> bool:
+        """Whether a tensor depends on a trained parameter."""
+        return isinstance(value, Tensor) and id(value) in self._active
+
+
+def record_tape(
+    trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str], *, alter: Alter | None = None
+) -> Tape:
+    """Run a trunk once and record its operations. No autograd graph is built, and no parameter is changed.
+
+    Args:
+        trunk: Its leaf modules are recorded as they are; other modules are recorded by the functions they call.
+        run: Runs the trunk once and returns h.
+        trained: From ``id`` of a trained parameter to its name.
+        alter: Replaces the output of an operation, to perturb it.
+
+    Raises:
+        SplitError: An operation writes in place over one of its inputs.
+    """
+    tape = Tape()
+    mode = _Recorder(tape, trained, alter)
+    with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
+        tape.h = run()
+    return tape
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a tape records a module as one operation: it has a rule of its own and no modules inside."""
+    if next(module.children(), None) is not None:
+        return False
+    return (
+        has_layer_gradients(module) or has_pull_back(module) or isinstance(module, ClosedForm) or is_activation(module)
+    )
+
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.LeakyReLU: "leaky_relu",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.ELU: "elu",
+    nn.SELU: "selu",
+    nn.CELU: "celu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+    nn.Softplus: "softplus",
+    nn.Softsign: "softsign",
+    nn.Hardswish: "hardswish",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Hardtanh: "hardtanh",
+    nn.LogSigmoid: "logsigmoid",
+}
+"""Activation modules that act on every entry by itself, with the name of their function."""
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module is one of torch's elementwise activations; a subclass may compute something else."""
+    return type(module) in ACTIVATIONS
+
+
+def layer_operations(tape: Tape) -> list[tuple[int, Operation]]:
+    """Return the calls of layers, with their places: modules that know their own gradient and have no closed pullback."""
+    return [
+        (place, operation)
+        for place, operation in enumerate(tape.operations)
+        if operation.module is not None
+        and has_layer_gradients(operation.module)
+        and not has_pull_back(operation.module)
+    ]
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, tape: Tape, trained: Mapping[int, str], alter: Alter | None) -> None:
+        super().__init__()
+        self._tape, self._trained, self._alter = tape, trained, alter
+        self.inside = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
+        versions = [(t, t._version) for t in _tensors((args, kwargs)) if self._depends(t)]
+        output = func(*args, **kwargs)
+        if not versions:
+            return output
+        name = operation_name(func)
+        if any(t._version != version for t, version in versions):
+            raise SplitError([f"the trunk writes in place ({name}): use the operation that returns a new tensor"])
+        return self.record(Operation(name, None, tuple(args), kwargs, output), active=True)
+
+    def record(self, operation: Operation, *, active: bool) -> Any:
+        """Put an operation on the tape, and return what the pass goes on with."""
+        outputs = [t for t in _tensors(operation.output) if t.is_floating_point()]
+        if not outputs or not (active or any(self._depends(t) for t in _tensors((operation.args, operation.kwargs)))):
+            return operation.output
+        if self._alter is not None:
+            altered = self._alter(len(self._tape.operations), operation.output)
+            operation = Operation(operation.name, operation.module, operation.args, operation.kwargs, altered)
+        self._tape.operations.append(operation)
+        self._tape._active.update({id(t): t for t in _tensors(operation.output) if t.is_floating_point()})
+        return operation.output
+
+    def trains(self, module: nn.Module) -> bool:
+        """Whether a module holds a trained parameter."""
+        return any(id(p) in self._trained for p in module.parameters())
+
+    def _depends(self, t: Tensor) -> bool:
+        return id(t) in self._tape._active or id(t) in self._trained
+
+
+@contextmanager
+def _leaf_hooks(trunk: nn.Module, mode: _Recorder) -> Iterator[None]:
+    handles = []
+    for name, module in trunk.named_modules():
+        if is_leaf(module):
+            handles.append(module.register_forward_pre_hook(_entered(mode)))
+            handles.append(module.register_forward_hook(_left(mode, name), with_kwargs=True, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _entered(mode: _Recorder) -> Callable[..., None]:
+    def hook(_module: nn.Module, _args: Any) -> None:
+        mode.inside += 1
+
+    return hook
+
+
+def _left(mode: _Recorder, name: str) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        mode.inside -= 1
+        if output is None:  # the module raised
+            return None
+        if any(output is t for t in _tensors((args, kwargs))) and not isinstance(module, nn.Identity):
+            raise SplitError([f"{name} ({type(module).__name__}) writes in place: make it with inplace=False"])
+        if isinstance(module, nn.Identity):
+            return None
+        return mode.record(Operation(name, module, args, kwargs, output), active=mode.trains(module))
+
+    return hook
+
+
+def operation_name(func: Any) -> str:
+    """Return the plain name of a torch function: ``add`` for ``torch.add``, ``Tensor.__add__`` and ``Tensor.add``."""
+    parts = (resolve_name(func) or getattr(func, "__name__", str(func))).split(".")
+    name = parts[-2] if parts[-1] == "__get__" else parts[-1]
+    plain = name.strip("_")
+    return _OPERATORS.get(plain, plain)
+
+
+_OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "radd": "add", "rmul": "mul", "rsub": "rsub", "multiply": "mul"}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
