@@ -15,6 +15,8 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_engine, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
+from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.feedback import Route
 from splitfg.numerics import added, norm
 from splitfg.sites import (
     Activities,
@@ -53,12 +55,15 @@ class ActivityFG:
             that knows its own gradient, and a score for every sample.
         engine: How J e is found, and how many tangents ride together.
         recorder: Runs the trunk for h and records what its layers read.
+        prediction: Predicts δ at every layer; the tangents then estimate only the rest, and the estimate stays
+            unbiased: δ̂_lb = p_lb + (1/K) Σ_k (d_kb - Σ_m <p_mb, e_kmb>) e_klb. Its maps learn from every step.
     """
 
     K: int = 8
     activities: Activities | None = None
     engine: Engine = field(default_factory=ForwardMode)
     recorder: Recorder = field(default=record, repr=False)
+    prediction: LearnedFeedback | None = None
 
     def __post_init__(self) -> None:
         raise_if(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
@@ -80,15 +85,37 @@ class ActivityFG:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
                 grads = under(chosen.top, own)
             f = shifted(split.trunk, partial(split.trunk_function(x), {}), inputs, chosen.top)
-            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, generator)
+            guess, change = self._guess(split, x, head.u(0, seen.h, y), shapes, generator)
+            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, guess, generator)
             for name, a in inputs.items():
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
                 grads.update(under(name, own))
-            return self._assembled(split.named_trunk_grads(grads), scores, head)
+            return self._assembled(split.named_trunk_grads(grads), scores, head, change)
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ActivityFG]:
         """Compile the recorded pass and the head; tangents are pushed in eager code."""
         return with_compiled_head(split, compile_), replace(self, recorder=CompiledRecorder(compile_))
+
+    def learned_state(self) -> dict[str, Route]:
+        """Return the maps of the prediction, if there is one."""
+        return {} if self.prediction is None else self.prediction.learned_state()
+
+    def update_state(self, split: Split, estimate: Estimate) -> None:
+        """Change the maps of the prediction."""
+        if self.prediction is not None:
+            self.prediction.update_state(split, estimate)
+
+    def _guess(
+        self, split: Split, x: Inputs, u: Tensor, shapes: Mapping[str, torch.Size], generator: torch.Generator
+    ) -> tuple[Params, Params]:
+        """Return predicted δ by layer, and the change of the maps; nothing without a prediction."""
+        if self.prediction is None:
+            return {}, {}
+        tape = self.prediction.record(split, x)
+        swept = self.prediction.sweep(split, tape, u)
+        named = {tape.operations[place].name: delta for place, delta in swept.deltas.items()}
+        change = self.prediction.learn(split, x, tape, generator)
+        return {name: delta for name, delta in named.items() if name in shapes}, change
 
     def _activities(self, split: Split) -> Activities:
         chosen = self.activities
@@ -106,6 +133,7 @@ class ActivityFG:
         shapes: Mapping[str, torch.Size],
         r: Tensor,
         rows: int,
+        guess: Params,
         generator: torch.Generator,
     ) -> tuple[Params, Tensor]:
         """The estimated gradient at every layer's output, and the K scores summed over rows."""
@@ -115,10 +143,12 @@ class ActivityFG:
             _, response = push(self.engine, f, still, noise, split=split, x=x)
             d = (response * r).flatten(1 + rows).sum(-1) if r.ndim > rows else response * r  # (c, *rows)
             scores.append(d.flatten(1).sum(1))
+            for name, p in guess.items():
+                d = d - (noise[name] * p).flatten(1 + rows).sum(-1)
             for name, e in noise.items():
                 deltas[name] += (d.view(*d.shape, *[1] * (e.ndim - d.ndim)) * e).sum(0) / self.K
             del noise, e  # before the next ones are drawn
-        return deltas, torch.cat(scores)
+        return added(deltas, guess), torch.cat(scores)
 
     def _noise(self, like: Params, generator: torch.Generator) -> Iterator[Params]:
         """Unit noise for every layer, ``chunk`` tangents at a time; the same numbers whatever the chunk."""
@@ -132,12 +162,12 @@ class ActivityFG:
             ]
             yield {name: torch.stack([tangent[name] for tangent in drawn]) for name in like}
 
-    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass) -> Estimate:
+    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass, change: Params) -> Estimate:
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
 
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:

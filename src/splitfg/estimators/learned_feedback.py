@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitfg.compiled import Compile, with_compiled_head
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators.protocol import Estimator
@@ -27,18 +27,18 @@ from splitfg.types import Estimate, Inputs, Params, Stats, Target
 class LearnedFeedback:
     """Exact head; every layer of the trunk learns from u, carried to it through maps that are learned forward.
 
-    Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations, norms,
-    sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed weight, a
-    map is used instead that has learned how the layer responds to noise at its input. One more forward pass a step, with
-    noise, teaches the maps. No derivative of the trunk is taken and no weight is read backward; the layers above the
-    last map are exact.
+    Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations,
+    norms, sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed
+    weight, a map is used that has learned how the layer responds to noise at its input. One more forward pass a step,
+    with noise, teaches the maps. No derivative of the trunk is taken and no weight is read backward; the layers above
+    the last map are exact.
 
     Biased as long as the maps are: with :class:`~splitfg.feedback.Relay`, the default, the bias vanishes as they
     converge, which takes a few steps; with :class:`~splitfg.feedback.Direct` the covariance of Jacobian and gradient
     over rows remains.
 
-    Activations are kept during a step, as backpropagation keeps them. Trained parameters that it cannot reach are listed
-    once, in a warning, and get no entry, or ``rest`` estimates them.
+    Activations are kept during a step, as backpropagation keeps them. Trained parameters that it cannot reach are
+    listed once, in a warning, and get no entry, or ``rest`` estimates them.
 
     Args:
         route: How u reaches the layers; holds the maps, which :meth:`update_state` changes.
@@ -63,7 +63,7 @@ class LearnedFeedback:
     rest: Estimator | None = None
 
     def __post_init__(self) -> None:
-        refuse(kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe))
+        raise_if(kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfg.errors import refuse
+from splitfg.errors import raise_if
 
 
 class MapRule(ABC):
-    """How maps M ``(groups, out, in)`` learn from perturbations e ``(groups, n, in)`` and responses ``(groups, n, out)``.
+    """How maps learn from perturbations and the responses to them.
 
-    The response to a row e is M e, or that in the mean over rows.
+    Maps M are ``(groups, out, in)``, perturbations e ``(groups, n, in)`` and responses ``(groups, n, out)``. The
+    response to a row e is M e, exactly or in the mean over rows.
     """
 
     @abstractmethod
@@ -62,7 +64,7 @@ class Proximal(_StartsAtZero):
     ridge: float = 1.0
 
     def __post_init__(self) -> None:
-        refuse(_rate_problems(self.rate) + ([] if self.ridge > 0 else [f"ridge must be positive, got {self.ridge}"]))
+        raise_if(_rate_problems(self.rate) + ([] if self.ridge > 0 else [f"ridge must be positive, got {self.ridge}"]))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step; solves in the smaller of rows and inputs."""
@@ -91,7 +93,7 @@ class DeltaRule(_StartsAtZero):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        refuse(_rate_problems(self.rate))
+        raise_if(_rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -113,7 +115,7 @@ class ForwardDFA(_StartsAtZero):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        refuse(_rate_problems(self.rate))
+        raise_if(_rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -134,7 +136,8 @@ class FixedMaps(MapRule):
     def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:
         """Draw the maps, by their name."""
         generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
-        return (torch.randn(groups, outputs, inputs, generator=generator) / outputs**0.5).to(like)
+        drawn = torch.randn(groups, outputs, inputs, generator=generator)
+        return (drawn / math.sqrt(outputs)).to(like)
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:  # noqa: ARG002
         """Return zeros."""
@@ -156,7 +159,7 @@ class AlignedMaps(FixedMaps):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        refuse(_rate_problems(self.rate))
+        raise_if(_rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -166,7 +169,9 @@ class AlignedMaps(FixedMaps):
         toward = measured / measured.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
         own = maps / length
         turned = own + self.rate * (toward - (own * toward).sum((-2, -1), keepdim=True) * own)
-        return length * turned / turned.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None] - maps
+        unit: Tensor = turned / turned.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
+        step: Tensor = length * unit - maps
+        return step
 
 
 def _rate_problems(rate: float) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from splitfg.errors import SplitError, refuse
+from splitfg.errors import SplitError, raise_if
 from splitfg.sites import Alter, Operation, Tape
 
 Noise: TypeAlias = Mapping[int, Tensor]
@@ -71,7 +71,7 @@ class Difference(Probe):
     central: bool = False
 
     def __post_init__(self) -> None:
-        refuse([] if self.step > 0 else [f"step must be positive, got {self.step}"])
+        raise_if([] if self.step > 0 else [f"step must be positive, got {self.step}"])
 
     @property
     def passes(self) -> int:
@@ -148,4 +148,5 @@ def _first(operation: Operation) -> Tensor | None:
 def _difference(above: Any, below: Any, width: Tensor) -> Tensor | None:
     if not isinstance(above, Tensor) or not above.is_floating_point():
         return None
-    return (above - below) / width
+    moved: Tensor = (above - below) / width
+    return moved

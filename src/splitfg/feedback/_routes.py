@@ -155,8 +155,8 @@ class Relay(Route):
 class Direct(Route):
     """Straight from the last layer to every other: one map from each place that layers read.
 
-    Independent noise e_i at all places at once moves the last layer's output by dz ≈ Σ_i J_i e_i. The map M_i learns the
-    mean Jacobian J_i over rows, and
+    Independent noise e_i at all places at once moves the last layer's output by dz ≈ Σ_i J_i e_i. The map M_i learns
+    the mean Jacobian J_i over rows, and
 
         δ_i = M_iᵀ δ_z
 
@@ -174,11 +174,10 @@ class Direct(Route):
 
     def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
         """Draw independent noise for every place, constant over the pixels of images."""
-        target = _target(tape)
-        drawn = {}
+        target, drawn = _target(tape), {}
         for place in _read_places(tape):
-            output = tape.operations[place].output
-            drawn[place] = _randn(output[..., :1, :1] if _is_image(output, target) else output, generator)
+            read = tape.operations[place].output
+            drawn[place] = _randn(read[..., :1, :1] if _is_image(read, target) else read, generator)
         return drawn
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
@@ -186,49 +185,44 @@ class Direct(Route):
         last = _last_layer(tape)
         moved = response.h if last is None else response.outputs[last]
         assert moved is not None
-        target = _target(tape)
-        t = widened(moved.flatten(_row_dims(tape, target)).flatten(0, -2) if moved.ndim > 1 else moved)
-        places = list(noise)
-        parts = [widened(self._feature_rows(noise[p], tape, p, target)) for p in places]
-        sizes = [part.shape[-1] for part in parts]
-        maps = [self._map(self._name(tape, p), (1, t.shape[-1], n), t) for p, n in zip(places, sizes, strict=True)]
+        rows = _row_dims(moved)
+        t = widened(moved.flatten(rows).flatten(0, -2))
+        parts = [widened(e.flatten(rows).flatten(0, -2)) for e in noise.values()]
+        names, sizes = [_reader(tape, place) for place in noise], [part.shape[-1] for part in parts]
+        maps = [self._map(name, (1, t.shape[-1], n), t) for name, n in zip(names, sizes, strict=True)]
         step = self.rule.change(torch.cat(maps, dim=-1), torch.cat(parts, dim=-1)[None], t[None])
-        return {self._name(tape, p): s for p, s in zip(places, step.split(sizes, dim=-1), strict=True)}
+        return dict(zip(names, step.split(sizes, dim=-1), strict=True))
 
     def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
         """Predict the gradient at every place from δ at the last layer's output; other layers pass nothing on."""
-        return Shares(fixed=self._predictions(tape, delta)) if place == _last_layer(tape) else Shares()
+        if place != _last_layer(tape):
+            return Shares()
+        rows, fixed = delta.flatten(_row_dims(delta)), {}
+        for read_place in _read_places(tape):
+            read = tape.operations[read_place].output
+            fixed[id(read)] = self._predicted(_reader(tape, read_place), read, rows, delta)
+        return Shares(fixed=fixed)
 
-    def _predictions(self, tape: Tape, delta: Tensor) -> dict[int, Tensor]:
-        target = _target(tape)
-        rows = delta.flatten(_row_dims(tape, target)) if delta.ndim > 1 else delta
-        found = {}
-        for place in _read_places(tape):
-            read = tape.operations[place].output
-            features = read.shape[1] if _is_image(read, target) else read.shape[-1]
-            m = self._map(self._name(tape, place), (1, rows.shape[-1], features), rows).to(rows.dtype)
-            share = rows @ m[0]
-            if _is_image(read, target):
-                share = (share / (read.shape[-1] * read.shape[-2]))[..., None, None].expand(read.shape)
-            found[id(read)] = share.reshape(read.shape)
-        return found
-
-    def _feature_rows(self, e: Tensor, tape: Tape, place: int, target: Tensor) -> Tensor:
-        read = tape.operations[place].output
-        if _is_image(read, target):
-            return e.flatten(1)
-        if read.shape[: _row_dims(tape, target)] != target.shape[: _row_dims(tape, target)] or read.ndim < 2:
+    def _predicted(self, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:
+        leading = rows.shape[:-1]
+        if read.shape[: len(leading)] != leading:
             raise SplitError(
                 [
-                    f"{tape.operations[place]} gives {tuple(read.shape)} and the last layer {tuple(target.shape)}: their"
-                    " rows differ, so no direct map fits; use Relay()"
+                    f"{name} reads {tuple(read.shape)} and the last layer gives {tuple(target.shape)}: their rows"
+                    " differ, so no direct map fits; use Relay()"
                 ]
             )
-        return e.flatten(0, -2)
+        image = _is_image(read, target)
+        features = read.shape[1] if image else read[(0,) * len(leading)].numel()
+        share = rows @ self._map(name, (1, rows.shape[-1], features), rows).to(rows.dtype)[0]
+        if image:  # the map holds the sum over pixels
+            return (share / (read.shape[-1] * read.shape[-2]))[..., None, None].expand(read.shape)
+        return share.reshape(read.shape)
 
-    def _name(self, tape: Tape, place: int) -> str:
-        reader = next(o for _, o in layer_operations(tape) if o.input is tape.operations[place].output)
-        return reader.name
+
+def _reader(tape: Tape, place: int) -> str:
+    """The name of the first layer that reads an operation's output: the name of its map."""
+    return next(o.name for _, o in layer_operations(tape) if o.input is tape.operations[place].output)
 
 
 def _read_places(tape: Tape) -> list[int]:
@@ -258,8 +252,8 @@ def _target(tape: Tape) -> Tensor:
     return target
 
 
-def _row_dims(tape: Tape, target: Tensor) -> int:  # noqa: ARG001
-    """Leading dimensions of the target that number rows: all but the features, and images by themselves."""
+def _row_dims(target: Tensor) -> int:
+    """Leading dimensions that number rows: all but the last; of feature maps ``(B, C, H, W)``, the samples."""
     return 1 if target.ndim == 4 else max(1, target.ndim - 1)
 
 

@@ -124,6 +124,6 @@ def _problem(operation: Operation, weighted: bool) -> str:
             " nn.Conv2d, or a module with layer_gradients(a, delta)"
         )
     return (
-        f"{operation} has no closed-form pullback: add one with splitfg.sites.register_rule({operation.name!r}, ...), or"
-        " write it with operations that have one"
+        f"{operation} has no closed-form pullback: add one with splitfg.sites.register_rule({operation.name!r}, ...),"
+        " or write it with operations that have one"
     )

@@ -57,7 +57,8 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return f'(x) of an elementwise function, by its own forward-mode rule."""
-    return jvp(function, (x,), (torch.ones_like(x),))[1]
+    pushed: Tensor = jvp(function, (x,), (torch.ones_like(x),))[1]
+    return pushed
 
 
 def _argument(operation: Operation, place: int, name: str, default: Any) -> Any:

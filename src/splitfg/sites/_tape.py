@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.sites._layers import has_layer_gradients
-from splitfg.sites._pullback import ClosedForm, has_pull_back
+from splitfg.sites._pullback import has_pull_back
 
 Alter = Callable[[int, Any], Any]
 """From an operation's place on the tape and its output to the output that the pass goes on with."""
@@ -91,9 +91,7 @@ def is_leaf(module: nn.Module) -> bool:
     """Whether a tape records a module as one operation: it has a rule of its own and no modules inside."""
     if next(module.children(), None) is not None:
         return False
-    return (
-        has_layer_gradients(module) or has_pull_back(module) or isinstance(module, ClosedForm) or is_activation(module)
-    )
+    return has_layer_gradients(module) or has_pull_back(module) or is_activation(module)
 
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -124,7 +122,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def layer_operations(tape: Tape) -> list[tuple[int, Operation]]:
-    """Return the calls of layers, with their places: modules that know their own gradient and have no closed pullback."""
+    """Return the calls of layers with their places: modules that know their own gradient, norms left out."""
     return [
         (place, operation)
         for place, operation in enumerate(tape.operations)
@@ -210,7 +208,8 @@ def _left(mode: _Recorder, name: str) -> Callable[..., Any]:
 
 def operation_name(func: Any) -> str:
     """Return the plain name of a torch function: ``add`` for ``torch.add``, ``Tensor.__add__`` and ``Tensor.add``."""
-    parts = (resolve_name(func) or getattr(func, "__name__", str(func))).split(".")
+    full: str = resolve_name(func) or getattr(func, "__name__", str(func))
+    parts = full.split(".")
     name = parts[-2] if parts[-1] == "__get__" else parts[-1]
     plain = name.strip("_")
     return _OPERATORS.get(plain, plain)

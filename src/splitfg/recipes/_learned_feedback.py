@@ -1,0 +1,205 @@
+"""Learned feedback as a recipe."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from splitfg.errors import raise_if
+from splitfg.recipes._methods import MethodRecipe
+from splitfg.recipes._registry import Recipe
+from splitfg.recipes.checks import below, not_positive
+
+if TYPE_CHECKING:
+    from splitfg.estimators import Estimator
+    from splitfg.feedback import MapRule, Probe, Route
+
+
+class MapRuleRecipe(Recipe):
+    """Settings of a rule by which maps learn; :meth:`build` makes it."""
+
+    @abstractmethod
+    def build(self) -> MapRule:
+        """Return the rule."""
+
+
+@dataclass(frozen=True)
+class ProximalRule(MapRuleRecipe):
+    """Regularised least-squares steps."""
+
+    rate: float = 1.0
+    ridge: float = 1.0
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "rate", "ridge"))
+
+    def build(self) -> MapRule:
+        """Return :class:`~splitfg.feedback.Proximal`."""
+        from splitfg.feedback import Proximal
+
+        return Proximal(self.rate, self.ridge)
+
+
+@dataclass(frozen=True)
+class DeltaMapRule(MapRuleRecipe):
+    """Steps along the correlation of noise and unexplained response."""
+
+    rate: float = 0.1
+
+    def build(self) -> MapRule:
+        """Return :class:`~splitfg.feedback.DeltaRule`."""
+        from splitfg.feedback import DeltaRule
+
+        return DeltaRule(self.rate)
+
+
+@dataclass(frozen=True)
+class ForwardDFARule(MapRuleRecipe):
+    """The running mean of FDFA."""
+
+    rate: float = 0.1
+
+    def build(self) -> MapRule:
+        """Return :class:`~splitfg.feedback.ForwardDFA`."""
+        from splitfg.feedback import ForwardDFA
+
+        return ForwardDFA(self.rate)
+
+
+@dataclass(frozen=True)
+class FixedRule(MapRuleRecipe):
+    """Random maps that stay as they are: feedback alignment."""
+
+    seed: int = 0
+
+    def build(self) -> MapRule:
+        """Return :class:`~splitfg.feedback.FixedMaps`."""
+        from splitfg.feedback import FixedMaps
+
+        return FixedMaps(self.seed)
+
+
+@dataclass(frozen=True)
+class AlignedRule(MapRuleRecipe):
+    """Random maps turned towards measured Jacobians by their cosine, after GrAPE."""
+
+    seed: int = 0
+    rate: float = 0.1
+
+    def build(self) -> MapRule:
+        """Return :class:`~splitfg.feedback.AlignedMaps`."""
+        from splitfg.feedback import AlignedMaps
+
+        return AlignedMaps(self.seed, self.rate)
+
+
+class RouteRecipe(Recipe):
+    """Settings of a route by which u reaches the layers; :meth:`build` makes it."""
+
+    @abstractmethod
+    def build(self) -> Route:
+        """Return the route, with maps that have not learned yet."""
+
+
+@dataclass(frozen=True)
+class RelayRoute(RouteRecipe):
+    """From layer to layer, each with a map of its own response."""
+
+    rule: MapRuleRecipe = field(default_factory=ProximalRule)
+
+    def build(self) -> Route:
+        """Return :class:`~splitfg.feedback.Relay`."""
+        from splitfg.feedback import Relay
+
+        return Relay(self.rule.build())
+
+
+@dataclass(frozen=True)
+class DirectRoute(RouteRecipe):
+    """Straight from the last layer to every other."""
+
+    rule: MapRuleRecipe = field(default_factory=lambda: ProximalRule(rate=0.3))
+
+    def build(self) -> Route:
+        """Return :class:`~splitfg.feedback.Direct`."""
+        from splitfg.feedback import Direct
+
+        return Direct(self.rule.build())
+
+
+class ProbeRecipe(Recipe):
+    """Settings of how responses to noise are measured; :meth:`build` makes the probe."""
+
+    @abstractmethod
+    def build(self) -> Probe:
+        """Return the probe."""
+
+
+@dataclass(frozen=True)
+class DifferenceProbe(ProbeRecipe):
+    """Differences of forward passes."""
+
+    step: float = 1.0
+    central: bool = False
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "step"))
+
+    def build(self) -> Probe:
+        """Return :class:`~splitfg.feedback.Difference`."""
+        from splitfg.feedback import Difference
+
+        return Difference(self.step, self.central)
+
+
+@dataclass(frozen=True)
+class DerivativeProbe(ProbeRecipe):
+    """One Jacobian-vector product by forward mode."""
+
+    def build(self) -> Probe:
+        """Return :class:`~splitfg.feedback.ForwardDerivative`."""
+        from splitfg.feedback import ForwardDerivative
+
+        return ForwardDerivative()
+
+
+@dataclass(frozen=True)
+class LearnedFeedbackMethod(MethodRecipe):
+    """Exact head; u reaches every layer through maps that learn from measured responses."""
+
+    name: ClassVar[str] = "learned_feedback"
+
+    route: RouteRecipe = field(default_factory=RelayRoute)
+    probe: ProbeRecipe = field(default_factory=DifferenceProbe)
+
+    def build(self) -> Estimator:
+        """Return :class:`~splitfg.LearnedFeedback`."""
+        from splitfg.estimators import LearnedFeedback
+
+        return LearnedFeedback(self.route.build(), self.probe.build())
+
+
+@dataclass(frozen=True)
+class PredictedActivityMethod(MethodRecipe):
+    """Activity tangents that estimate only what learned feedback leaves: unbiased."""
+
+    name: ClassVar[str] = "predicted_activity_fg"
+    for_tables: ClassVar[Mapping[str, Any]] = {"chunk": 2}
+
+    K: int = 8
+    chunk: int | None = None
+    feedback: LearnedFeedbackMethod = field(default_factory=LearnedFeedbackMethod)
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "K", "chunk"))
+
+    def build(self) -> Estimator:
+        """Return :class:`~splitfg.ActivityFG` with a prediction."""
+        from splitfg.engines import ForwardMode
+        from splitfg.estimators import ActivityFG, LearnedFeedback
+
+        prediction = self.feedback.build()
+        assert isinstance(prediction, LearnedFeedback)
+        return ActivityFG(self.K, engine=ForwardMode(self.chunk), prediction=prediction)
