@@ -59,8 +59,8 @@ BUGS = (
     Bug(
         "sign of the score",
         "estimators/split_fg.py",
-        "return dh.flatten(1).to(wide) @ u.flatten().to(wide)",
-        "return -dh.flatten(1).to(wide) @ u.flatten().to(wide)",
+        "return widened(dh.flatten(1)) @ widened(u.flatten())",
+        "return -widened(dh.flatten(1)) @ widened(u.flatten())",
         (f"{GIVEN}::test_mean_of_scores_on_tangents",),
     ),
     Bug(
