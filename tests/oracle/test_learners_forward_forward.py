@@ -148,7 +148,7 @@ def test_a_layer_cannot_inherit_goodness():
         (torch.zeros(3, 4), torch.zeros(3).long(), r"shape \(3, 4\)"),
         (torch.zeros(0, FEATURES), torch.zeros(0).long(), "at least 1"),
         (torch.full((3, FEATURES), torch.nan), torch.zeros(3).long(), "NaN"),
-        (torch.zeros(3, FEATURES), torch.zeros(2).long(), r"\(3,\) is wanted"),
+        (torch.zeros(3, FEATURES), torch.zeros(2).long(), r"pass shape \(3,\)"),
         (torch.zeros(3, FEATURES), torch.zeros(3), "class indices"),
         (torch.zeros(3, FEATURES), torch.full((3,), CLASSES), r"4\.\.4"),
         (torch.zeros(3, FEATURES), torch.full((3,), -1), r"-1\.\.-1"),

@@ -311,7 +311,7 @@ def test_knn_lm_refusals():
     assert len(error.value.problems) == 3
     lm = KnnLM(features, UNIGRAM)
     x, y = windows(2, seed=0)
-    with pytest.raises(SplitError, match="nothing is stored"):
+    with pytest.raises(SplitError, match="the store is empty"):
         lm.predict(x)
     with pytest.raises(SplitError, match="14 positions"):
         lm.step(x, y[:1], generator=generator())

@@ -97,7 +97,7 @@ class TestGradientLearner:
         ours = learner(Adam(lr=0.1), predicted=True)
         s, g = ours.split, generator()
         ours.step(self.x, self.y, generator=g)
-        prediction = {n: m.clone() for n, m in momentum(s, ours.optimizer).items()}
+        prediction = {n: m.clone() for n, m in momentum(s, ours.update.optimizer.optimizer).items()}
         assert prediction
         expected = SplitFG(3)(s, self.x, self.y, generator=_copy(g), prediction=prediction)
         without = SplitFG(3)(s, self.x, self.y, generator=_copy(g))
@@ -142,10 +142,10 @@ class TestGradientLearner:
             def __call__(self, split, x, y, *, generator):
                 return SplitFG(1)(split, x, y, generator=generator)
 
-            def learned(self):
+            def learned_state(self):
                 return {self.name: self}
 
-            def learn(self, split, estimate):
+            def update_state(self, split, estimate):
                 self.count += 1
 
             def state_dict(self):
@@ -160,12 +160,12 @@ class TestGradientLearner:
         again = GradientLearner(s, Counting("counter"), Adam().build(s))
         again.load_state_dict(ours.state_dict())
         assert again.estimator.count == 1
-        with pytest.raises(SplitError, match="cannot be called 'model'"):
+        with pytest.raises(SplitError, match="uses the name 'model', which is reserved"):
             GradientLearner(s, Counting("model"), Adam().build(s))
 
     def test_optimizers_that_would_move_nothing(self):
         s, other = mlp_split(3, 4, 3), mlp_split(3, 4, 3)
-        with pytest.raises(SplitError, match=r"no parameters of split\.model"):
+        with pytest.raises(SplitError, match=r"not parameters of split\.model"):
             GradientLearner(s, SplitFG(1), torch.optim.Adam(other.model.parameters()))
         with pytest.raises(SplitError, match=r"Adam\(\.\.\.\)\.build\(split\)"):
             GradientLearner(s, SplitFG(1), Adam())
@@ -181,7 +181,7 @@ class TestGradientLearner:
     def test_without_a_schedule_rates_are_whoever_sets_them(self):
         s = mlp_split(3, 4, 3)
         ours = GradientLearner(s, SplitFG(3), torch.optim.SGD(s.model.parameters(), lr=0.1))
-        scheduler = torch.optim.lr_scheduler.StepLR(ours.optimizer, 1, gamma=0.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(ours.update.optimizer.optimizer, 1, gamma=0.0)
         ours.step(self.x, self.y, generator=generator())
         scheduler.step()
         before = values(s)

@@ -156,7 +156,7 @@ class TestWriteGrads:
         with pytest.raises(SplitError) as error:
             write_grads(s.model, estimate_of(wrong))
         assert len(error.value.problems) == 2
-        assert "trunk.0.weight has shape (3,), not (4, 3)" in str(error.value)
+        assert "trunk.0.weight has shape (3,): return the parameter's shape, (4, 3)" in str(error.value)
 
     def test_every_parameter_gets_its_own(self):
         s = mlp_split(3, 4, 3)

@@ -1,6 +1,6 @@
-"""Learners: what training loops talk to. Gradient estimators come through :class:`GradientLearner`.
+"""Learners: the interface of training loops. :class:`GradientLearner` makes one from any gradient estimator.
 
-Methods that are not gradient estimators have a module each: ``forward_forward``, ``hopfield``, ``knn_lm`` and
+Methods that are not gradient estimators have one module each: ``forward_forward``, ``hopfield``, ``knn_lm`` and
 ``ngram``.
 """
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 
 class Memory:
-    """At most ``capacity`` pairs: a uniform sample of the distinct examples that were ever added.
+    """Stores at most ``capacity`` pairs: a uniform sample of all distinct examples added so far.
 
-    An example is known by its fingerprint, a 64-bit hash (:func:`fingerprint`). The ``capacity`` largest
-    fingerprints stay, so that neither the order of examples nor how often they come again matters, and a pair
-    that is held out of the store for a test has no twin in it.
+    A 64-bit hash (:func:`fingerprint`) identifies an example. The store keeps the ``capacity`` largest fingerprints, so
+    that its content depends neither on the order of the examples nor on repetitions, and contains no duplicates.
 
     Args:
-        capacity: The most pairs to keep.
+        capacity: Largest number of pairs.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -36,7 +35,7 @@ class Memory:
         return self._values[: self.count]
 
     def add(self, keys: Tensor, values: Tensor, marks: Tensor) -> None:
-        """Store the pairs of a batch that are new, and forget others where there is no room.
+        """Store the new pairs of a batch; if the store is full, keep the largest fingerprints.
 
         Args:
             keys: Features, shape ``(B, d)``.
@@ -55,32 +54,32 @@ class Memory:
             self._compete(keys[rest], values[rest], marks[rest])
 
     def to(self, device: torch.device) -> None:
-        """Move everything that is stored."""
+        """Move the store to a device."""
         if self._keys.device != device:
             self._keys, self._values = self._keys.to(device), self._values.to(device)
             self._marks = self._marks.to(device)
 
     def blocks(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values, ``rows`` at a time."""
+        """Yield keys and values, ``rows`` at a time."""
         yield from zip(self.keys.split(rows), self.values.split(rows), strict=True)
 
     def first(self, pairs: int) -> Memory:
-        """A copy of at most this many pairs."""
+        """Return a copy of the first ``pairs`` pairs."""
         return self._subset(torch.arange(min(pairs, self.count), device=self._keys.device))
 
     def divide(self, queries: int, generator: torch.Generator) -> tuple[Memory, Memory]:
-        """``queries`` random pairs as one memory and all others as another, for choosing settings."""
+        """Divide the store at random into one of ``queries`` pairs and one of the others, to choose settings."""
         order = torch.randperm(self.count, generator=generator, device=generator.device).to(self._keys.device)
         return self._subset(order[:queries]), self._subset(order[queries:])
 
     def state_dict(self) -> dict[str, Any]:
-        """What is stored; empty where nothing is."""
+        """Return the stored pairs; empty for an empty store."""
         if self.count == 0:
             return {}
         return {"keys": self.keys, "values": self.values, "marks": self._marks[: self.count]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace what is stored by the state's; the capacity stays this memory's."""
+        """Replace the stored pairs by those of a :meth:`state_dict`; the capacity stays the same."""
         self.count = 0
         if state:
             self.add(state["keys"], state["values"], state["marks"])
@@ -94,7 +93,7 @@ class Memory:
         self._keys[slots], self._values[slots], self._marks[slots] = keys, values, marks
 
     def _compete(self, keys: Tensor, values: Tensor, marks: Tensor) -> None:
-        """Newcomers with larger fingerprints take the slots of the stored pairs with the smallest."""
+        """Replace the stored pairs with the smallest fingerprints by new ones with larger fingerprints."""
         everyone = torch.cat([self._marks, marks])
         stays = torch.zeros_like(everyone, dtype=torch.bool)
         stays[everyone.topk(self.capacity).indices] = True
@@ -110,10 +109,11 @@ class Memory:
 
 
 def fingerprint(*parts: Tensor) -> Tensor:
-    """A 64-bit hash of every row of tensors with the same number of rows: equal rows, equal hashes.
+    """Compute a 64-bit hash of every row of tensors with the same number of rows; equal rows have equal hashes.
 
-    A random linear combination modulo 2⁶⁴ of the rows' words, each mixed first: numbers widened to double end in zeros,
-    which a product would keep. Mixed again, so that its order is that of no feature.
+    The hash is a random linear combination modulo 2⁶⁴ of the row's 64-bit words. Words are mixed before, since floats
+    converted to double end in zero bits, which a product would keep, and after, so that the order of hashes is
+    independent of the features.
 
     Args:
         parts: Tensors of any type, shape ``(B, ...)``.
@@ -129,25 +129,25 @@ def fingerprint(*parts: Tensor) -> Tensor:
 
 
 def mixed(hashes: Tensor) -> Tensor:
-    """The bits of int64 numbers scattered by the finaliser of SplitMix64, which is one-to-one."""
+    """Scatter the bits of int64 numbers by the finaliser of SplitMix64, which is one-to-one."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         hashes = (hashes ^ _shifted(hashes, shift)) * factor
     return hashes ^ _shifted(hashes, 31)
 
 
 def _shifted(hashes: Tensor, bits: int) -> Tensor:
-    """A right shift that brings in zeros, as for unsigned numbers."""
+    """Shift right and fill with zeros, as for unsigned numbers."""
     return torch.bitwise_and(hashes >> bits, 2 ** (64 - bits) - 1)
 
 
 def _words(part: Tensor) -> Tensor:
-    """Rows as int64 words; zeros of either sign are the same."""
+    """Convert rows to int64 words; 0.0 and -0.0 give the same word."""
     rows = part.reshape(part.shape[0], -1)
     return (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
 
 
 def _first_of_each(marks: Tensor, known: Tensor) -> Tensor:
-    """Rows with a mark that is not known, in their order, the first of equal ones only."""
+    """Return the rows with unknown marks, in order; of rows with equal marks only the first."""
     distinct, belongs = marks.unique(return_inverse=True)
     rows = torch.arange(len(marks), device=marks.device)
     first = torch.full_like(distinct, len(marks)).scatter_reduce_(0, belongs, rows, "amin")

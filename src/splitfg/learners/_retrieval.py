@@ -1,4 +1,4 @@
-"""Comparing queries with stored keys, in blocks of both, so that memory does not grow with their product."""
+"""Search of stored keys in blocks of queries and keys, so that memory does not grow with their product."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from splitfg.learners._memory import Memory
 
-# Scores of queries against keys exist in blocks of at most this many: 16 MiB in float32.
+# Largest block of scores: 16 MiB in float32.
 _BLOCK_ELEMENTS = 2**22
-# A softmax goes over its scores five times: blocks of 1 MiB that stay in a CPU's cache take two thirds of the time.
+# A softmax passes over its scores five times: blocks of 1 MiB, which fit a CPU's cache, take two thirds of the time.
 _CACHED_ELEMENTS = 2**18
 _QUERY_ROWS = 512
-# Weights below e^-80 of the largest count as that: exp would give subnormal numbers, which are slow on CPUs.
-_FAINTEST = -80.0
+# Smaller exponents are raised to this one: their exp would be subnormal numbers, which are slow on CPUs.
+_SMALLEST_EXPONENT = -80.0
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How features are scaled before they are compared.
+    """Scaling of features before a comparison.
 
     Attributes:
         standardise: Subtract the stored features' mean and divide by their standard deviation.
@@ -33,11 +33,11 @@ class Scaling:
     unit: bool = True
 
     def fit(self, keys: Tensor) -> FittedScaling:
-        """The scaling with the statistics of these features."""
+        """Return the scaling with the statistics of these features."""
         if not self.standardise:
             return FittedScaling(keys.new_zeros(()), keys.new_ones(()), self.unit)
         deviation, mean = torch.std_mean(keys, dim=0, correction=0)
-        # a feature that never varies carries nothing; dividing by 1 leaves it at zero
+        # divide constant features by 1, which leaves them at zero
         return FittedScaling(mean, torch.where(deviation > 0, deviation, 1.0), self.unit)
 
 
@@ -50,7 +50,7 @@ class FittedScaling:
     unit: bool
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Scaled features of the same shape ``(..., d)``."""
+        """Return scaled features of the same shape ``(..., d)``."""
         scaled = (features - self.mean) / self.deviation
         return F.normalize(scaled, dim=-1) if self.unit else scaled
 
@@ -58,14 +58,14 @@ class FittedScaling:
 def softmax_readout(
     queries: Tensor, memory: Memory, scaling: FittedScaling, betas: Sequence[float], encode: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """softmax(β q Kᵀ) V for every β, with a running maximum, mass and sum over blocks of keys.
+    """Compute softmax(β q Kᵀ) V for every β, with a running softmax over blocks of keys.
 
     Args:
         queries: Features, shape ``(B, d)``.
         memory: Keys and values.
         scaling: Applied to queries and keys.
         betas: Inverse temperatures.
-        encode: From stored values to rows of V, ``(n, ...)`` to ``(n, C)``.
+        encode: Maps stored values to rows of V, ``(n, ...)`` to ``(n, C)``.
 
     Returns:
         The weighted means of V, shape ``(len(betas), B, C)``.
@@ -75,7 +75,7 @@ def softmax_readout(
 
 
 def nearest(queries: Tensor, memory: Memory, scaling: FittedScaling, k: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The k stored pairs with the largest q·k, block of queries by block.
+    """Find the k stored pairs with the largest q·k, for one block of queries at a time.
 
     Yields:
         Scores and values, each ``(b, min(k, count))``, largest score first.
@@ -107,7 +107,7 @@ def _readout_rows(
 
 
 class _RunningSoftmax:
-    """softmax(β s) V over blocks of s and V: sums are kept relative to the largest score so far."""
+    """softmax(β s) V over blocks of s and V, with sums relative to the largest score so far."""
 
     def __init__(self, beta: float) -> None:
         self._beta = beta
@@ -118,7 +118,7 @@ class _RunningSoftmax:
         scores = self._beta * scores
         top = scores.amax(dim=1, keepdim=True)
         top = top if self._top is None else torch.maximum(top, self._top)
-        weights = scores.sub_(top).clamp_(min=_FAINTEST).exp_()
+        weights = scores.sub_(top).clamp_(min=_SMALLEST_EXPONENT).exp_()
         mass, weighted = weights.sum(dim=1, keepdim=True), weights @ rows
         if self._top is not None:
             shrink = (self._top - top).exp()

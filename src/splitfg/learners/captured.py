@@ -1,4 +1,4 @@
-"""A gradient learner whose whole step is compiled and, on a GPU, captured in one CUDA graph."""
+"""Gradient learners with a compiled step that a CUDA graph replays."""
 
 from __future__ import annotations
 
@@ -18,42 +18,56 @@ from splitfg.splitting import Role
 from splitfg.training.capture import DeviceRates, Replay, stream_aside
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
-# How far a compiled gradient may be from the eager one, relative to its norm: rounding, TF32 included, and no more.
+# Largest relative difference between compiled and eager gradients: rounding, TF32 included.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
 _NARROW_TOLERANCE = 0.3
 
 
 class DeviceBatches(Protocol):
-    """Gives the batch of a step without asking the host: indexing by a tensor, no decision on its value."""
+    """Returns the batch of a step without the host: by tensor indexing, without control flow on values."""
 
     def __call__(self, step: Tensor) -> tuple[Inputs, Target]:
-        """Inputs and target of a step, counted from 0 in a 0-d int64 tensor on the device."""
+        """Return inputs and target of a step, counted from 0 in a 0-d int64 tensor on the device."""
 
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """Stands for the batch of a step that a captured learner looks up on the device."""
+    """Placeholder for the batch of a step that a captured learner reads from the device."""
 
     step: int
 
 
 class CapturedLearner:
-    """A :class:`~splitfg.learners.GradientLearner` at the speed of the device.
+    """A compiled and captured :class:`~splitfg.GradientLearner`.
 
-    Data lookup, trunk, tangents, head, clipping, schedule and optimizer become one CUDA graph that is replayed with
-    no work on the host; the heavy parts are compiled before. Without a GPU the same code runs eagerly, compiled parts
-    included. It takes the steps that the eager learner would take, up to rounding, draws the same tangents, and its
-    checkpoints are the eager learner's: either goes on from the other's.
+    One CUDA graph contains data lookup, trunk, tangents, head, clipping, schedule and optimizer, and is replayed
+    without work on the host; the heavy parts are compiled. Without a GPU the compiled code runs without a graph.
+    It takes the same steps as the eager learner, up to rounding, with the same tangents, and either can resume from the
+    other's checkpoints.
 
-    Before the first step, compiled and eager gradients of the first batch are compared; if they are not the same,
-    the learner refuses to start.
+    The first step compares compiled and eager gradients of the first batch.
 
     Args:
-        learner: What to speed up; it shares all state and is not to be stepped itself any more.
-        horizon: Steps for which the schedule is tabulated; no step can be taken beyond it.
-        batches: Looks the batch up on the device, inside the captured step. Hand :meth:`batch` to
-            :func:`splitfg_lab.runs.fit` then; without it, every batch is copied into place before a replay.
-        compile_: What compiles a function; ``None`` for capture alone.
+        learner: The learner to speed up; the two share all state. Do not call its ``step`` any more.
+        horizon: Number of steps to tabulate the schedule for, and the largest number of steps.
+        batches: Reads the batch from device memory inside the captured step; pass :meth:`batch` to the training loop
+            then. Without it, :meth:`step` copies every batch into the graph's inputs.
+        compile_: Compiles a function; ``None`` for capture without compilation.
+
+    Raises:
+        SplitError: In :meth:`step`, if compiled and eager gradients differ by more than rounding.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.recipes import Adam
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> eager = splitfg.GradientLearner(network, splitfg.SplitFG(K=2), Adam().build(network, rho=0.3))
+        >>> learner = splitfg.CapturedLearner(eager, horizon=100, compile_=None)
+        >>> generator, x, y = torch.Generator(), torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> learner.step(x, y, generator=generator).loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -81,23 +95,23 @@ class CapturedLearner:
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return self._eager.steps
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replays by now."""
+        """Whether steps replay the graph."""
         return self._replay is not None and self._replay.captured
 
     def batch(self, step: int) -> tuple[Inputs, Target]:
-        """Return the arguments of :meth:`step` where batches are looked up on the device."""
+        """Return the arguments of :meth:`step` for a learner with ``batches``."""
         return (DeviceStep(step),), self._no_target
 
     def check(self, x: Inputs, y: Target, *, generator: torch.Generator) -> None:
-        """Compare the compiled gradient with the eager one on a batch; the generator stays as it was.
+        """Compare the compiled gradient with the eager one on a batch; restores the generator's state.
 
         Raises:
-            SplitError: They differ by more than rounding.
+            SplitError: If they differ by more than rounding.
         """
         if self._fast is self._eager:
             return
@@ -115,7 +129,7 @@ class CapturedLearner:
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
         if self.steps >= self._horizon:
-            raise SplitError([f"the schedule was tabulated for {self._horizon} steps: give a longer horizon"])
+            raise SplitError([f"the schedule is tabulated for {self._horizon} steps: pass a larger horizon"])
         if not self._checked:
             self.check(x, y, generator=generator)
         self._take(x, y)
@@ -125,36 +139,36 @@ class CapturedLearner:
         return stats
 
     def predict(self, x: Inputs) -> Tensor:
-        """The head's outputs."""
+        """Return the head's outputs."""
         return self._eager.predict(x)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the eager learner would save."""
+        """Return the state of the eager learner."""
         state = self._eager.state_dict()
         _restore_settings(state["optimizer"], self._rates.release())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, this learner's or an eager one's."""
+        """Resume from a :meth:`state_dict` of a captured or an eager learner."""
         self._eager.load_state_dict(state)
         self._start()
 
     def _start(self) -> None:
-        """From the eager learner's state; whatever was captured before reads memory that is no longer in use."""
+        """Start from the eager learner's state; an earlier graph would read memory that is no longer in use."""
         self._rates = DeviceRates(self._eager.update.optimizer, horizon=self._horizon, device=self._device)
         self._replay = self._generator = None
 
     def _prepared(self, generator: torch.Generator) -> Replay[StepStats]:
-        """The step, about to be captured with this generator or captured with it before."""
+        """Return the replayed step of this generator."""
         if self._replay is None:
             self._generator = generator
             self._replay = Replay(self._advance, device=self._device, generator=generator, aside=self._aside)
         if generator is not self._generator:
-            raise SplitError(["a captured step draws from the generator it was captured with: pass the same one"])
+            raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
         return self._replay
 
     def _advance(self) -> StepStats:
-        """The step itself: all of it on the device."""
+        """Take one step, entirely on the device."""
         assert self._generator is not None
         x, y = self._look_up()
         stats = self._fast.fill_grads(x, y, generator=self._generator)
@@ -168,13 +182,13 @@ class CapturedLearner:
         return self._x, self._y
 
     def _take(self, x: Inputs, y: Target) -> None:
-        """Put a batch where the captured step reads it, or see that it is the one the device will look up."""
+        """Copy a batch to the inputs of the captured step, or validate that it stands for the next step."""
         if self._batches is not None:
             if x != (DeviceStep(self.steps),):
                 raise SplitError(
                     [
-                        f"the batch of step {self.steps} is looked up on the device: pass batch({self.steps}) here,"
-                        " or learner.batch to fit"
+                        f"this learner reads the batch of step {self.steps} from the device: pass"
+                        f" learner.batch({self.steps})"
                     ]
                 )
             return
@@ -192,7 +206,7 @@ class CapturedLearner:
             far = _distance(expected.grads, found.grads, names) if names else 0.0
             if not far <= (allowed := _TOLERANCE.get(self._dtype, _NARROW_TOLERANCE)):
                 problems.append(
-                    f"compiled code gives another gradient for the {what} than eager code (relative difference"
+                    f"compiled and eager code compute different gradients for the {what} (relative difference"
                     f" {far:.2g}, allowed {allowed:g}): pass compile_=None, and report it with your torch version"
                 )
         if problems:
@@ -200,13 +214,13 @@ class CapturedLearner:
 
 
 def _distance(expected: Params, found: Params, names: Sequence[str]) -> float:
-    """‖found - expected‖ / ‖expected‖ over these parameters."""
+    """Compute ‖found - expected‖ / ‖expected‖ over these parameters."""
     size = norm({n: expected[n] for n in names}).clamp_min(torch.finfo(torch.float32).tiny)
     return (norm({n: found[n] - expected[n] for n in names}) / size).item()
 
 
 def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:
-    """Write the settings from before adaptation into an optimizer's state, a pair's parts included."""
+    """Write the settings from before the adaptation to the state of an optimizer or a pair of optimizers."""
     parts = optimizer.get("parts", [optimizer])
     groups = [group for part in parts for group in part["param_groups"]]
     for group, kept in zip(groups, settings, strict=True):
@@ -214,30 +228,34 @@ def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]])
 
 
 def _matched(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of two batches of one structure, by the first one's places.
+    """Pair the tensors of two batches.
 
     Raises:
-        SplitError: They differ in more than the values of tensors.
+        SplitError: If the batches differ in more than the values of tensors.
     """
     places, structure = pytree.tree_flatten(old)
     try:
         values = structure.flatten_up_to(new)
     except ValueError as error:
-        raise SplitError(["a captured step takes batches of one structure, and this one has another"]) from error
+        raise SplitError(
+            ["the batch has another structure than the first one, which a captured step keeps: pass the same structure"]
+        ) from error
     found = []
     for place, value in zip(places, values, strict=True):
         tensors = isinstance(place, Tensor), isinstance(value, Tensor)
         if tensors == (True, True):
             found.append((place, value))
         elif tensors != (False, False) or not _same(place, value):
-            raise SplitError(["a captured step sees new values of tensors alone: pass what changes as a tensor"])
+            raise SplitError(
+                ["a captured step ignores new values that are not tensors: pass changing inputs as tensors"]
+            )
     if any((place.shape, place.dtype) != (value.shape, value.dtype) for place, value in found):
-        raise SplitError(["a captured step takes batches of one shape and dtype: leave a smaller last batch out"])
+        raise SplitError(["a captured step needs batches of one shape and dtype: drop a smaller last batch"])
     return found
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two inputs that are no tensors are one and the same; arrays are compared entry by entry."""
+    """Whether two inputs other than tensors are equal; compares arrays entry by entry."""
     if first is second:
         return True
     equal = first == second

@@ -1,4 +1,4 @@
-"""Forward-Forward: every layer learns by itself to be active on right labels and quiet on wrong ones.
+"""Forward-Forward: every layer learns by a local objective to be active on right labels and inactive on wrong ones.
 
 Hinton, "The Forward-Forward algorithm: some preliminary investigations" (2022).
 """
@@ -19,20 +19,20 @@ from splitfg.models import MLP
 from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, Stats, StepStats, Target
 
-# Candidate labels are tried in blocks of at most this many activations: 16 MiB in float32.
+# Largest block of activations of candidate labels: 16 MiB in float32.
 _BLOCK_ELEMENTS = 2**22
-# Keeps the normalisation of a layer that is silent on a row finite.
-_SILENT = 1e-6
+# Keeps the normalisation finite if a layer is zero on a row.
+_EPS = 1e-6
 
 
 class ForwardForward:
-    """Layer-local goodness learning of a classifier, without any reverse-mode pass.
+    """Forward-Forward training of a classifier: local losses per layer, without any reverse-mode pass.
 
-    The label enters as one-hot inputs beside the features, v = [x, λ onehot(c)]; no feature is overwritten.
+    The label is concatenated to the features as a one-hot vector, v = [x, λ onehot(c)]; no feature is overwritten.
     With v_0 = v, layer l computes a_l = ReLU(W_l v_{l-1} + b_l) and passes on its direction only,
     v_l = a_l / rms(a_l), so that a layer cannot inherit the goodness g_l = mean(a_l²) of the one below. Its
     local loss is (1/B) Σ_n ℓ(g⁺_n, g⁻_n) over the true label and one wrong label of every example, and because
-    ReLU'(z) a = a its gradient is closed:
+    ReLU'(z) a = a its gradient has a closed form:
 
         dL_l/dz_l = (1/B) ℓ'(g) · 2 a_l / width_l,    dL_l/dW_l = (dL_l/dz_l)ᵀ v_{l-1}.
 
@@ -42,11 +42,26 @@ class ForwardForward:
         mlp: The network, with ``features + classes`` inputs.
         optimizer: Any ``torch.optim`` optimizer over its parameters.
         classes: Number of classes, at least 2.
-        label_scale: λ, the size of the label's one-hot entry beside standardised features.
-        objective: The local loss.
-        negatives: How wrong labels are chosen.
+        label_scale: λ, the label's one-hot entry, for standardised features.
+        objective: The local loss; :class:`~splitfg.learners.goodness.Contrast` by default.
+        negatives: Chooses wrong labels; :class:`~splitfg.learners.goodness.HardNegatives` by default.
         schedule: Factor on the learning rate, by step; constant by default.
-        max_norm: Joint clipping bound; ``None`` for no clipping, which also keeps layers fully independent.
+        max_norm: Joint clipping bound; ``None`` for no clipping, which also makes layers fully independent.
+
+    Raises:
+        SplitError: If there are fewer than 2 classes, the network is too narrow, or ``label_scale`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.learners.forward_forward import ForwardForward
+        >>> from splitfg.models import MLP
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> mlp = MLP(10 + 3, widths=(32, 32), generator=generator)
+        >>> learner = ForwardForward(mlp, torch.optim.Adam(mlp.parameters()), classes=3)
+        >>> x, y = torch.randn(16, 10), torch.randint(0, 3, (16,))
+        >>> stats = learner.step(x, y, generator=generator)
+        >>> learner.predict(x).shape
+        torch.Size([16, 3])
     """
 
     def __init__(
@@ -69,7 +84,7 @@ class ForwardForward:
 
     @property
     def features(self) -> int:
-        """Number of input features, without the label's."""
+        """Number of input features, without the one-hot label."""
         return self.mlp.sizes[0] - self.classes
 
     @torch.no_grad()
@@ -85,21 +100,21 @@ class ForwardForward:
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
-        """The goodness of every class, summed over layers, ``(B, classes)``."""
+        """Return the goodness of every class, summed over layers, ``(B, classes)``."""
         raise_if(feature_problems(x, self.features))
         assert isinstance(x, Tensor)
         return self._goodness(x)
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, optimizer and step count."""
+        """Return parameters, optimizer state and step count."""
         return self._update.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""
         self._update.load_state_dict(state)
 
     def _local_gradients(self, x: Tensor, y: Tensor, wrong: Tensor) -> Estimate:
-        """Every layer's gradient of its own loss, positives and negatives stacked in one pass."""
+        """Compute every layer's gradient of its own loss, with positives and negatives in one pass."""
         labels = torch.cat([y, wrong])
         onehot = F.one_hot(labels, self.classes).to(x.dtype)
         v = torch.cat([x.repeat(2, 1), self.label_scale * onehot], dim=1)
@@ -115,15 +130,15 @@ class ForwardForward:
         return Estimate(loss, grads, Stats(biased=True, norms=norms))
 
     def _goodness(self, x: Tensor) -> Tensor:
-        """Σ_l g_l for every class ``(B, classes)``, in blocks of rows and classes."""
+        """Compute Σ_l g_l for every class ``(B, classes)``, in blocks of rows and classes."""
         widest = max(self.mlp.sizes[1:])
         rows = max(1, min(x.shape[0], _BLOCK_ELEMENTS // widest))
         classes = max(1, _BLOCK_ELEMENTS // (widest * rows))
         return torch.cat([self._rows_goodness(part, classes) for part in x.split(rows)])
 
     def _rows_goodness(self, x: Tensor, block: int) -> Tensor:
-        """The first layer is linear in the label: its part from the features is computed once for all classes."""
         weight, bias = next(self._layers())
+        # the first layer's pre-activation is linear in the label: compute the features' part once for all classes
         shared = F.linear(x, weight[:, : self.features], bias)
         labels = self.label_scale * weight[:, self.features :].T
         parts = [self._candidates(shared, labels[i : i + block]) for i in range(0, self.classes, block)]
@@ -144,19 +159,17 @@ class ForwardForward:
 
 
 def _direction(a: Tensor) -> Tensor:
-    """What a layer passes on: a / rms(a), row by row."""
-    return a / (a.square().mean(dim=-1, keepdim=True).sqrt() + _SILENT)
+    """Normalise the activations of every row: a / rms(a)."""
+    return a / (a.square().mean(dim=-1, keepdim=True).sqrt() + _EPS)
 
 
 def _setting_problems(mlp: MLP, classes: int, label_scale: float) -> list[str]:
     found = []
     if classes < 2:
-        found.append(
-            f"Forward-Forward needs at least 2 classes, got {classes}: without another label it has no negatives"
-        )
+        found.append(f"Forward-Forward needs at least 2 classes, got {classes}: it compares right with wrong labels")
     if mlp.sizes[0] <= classes:
         found.append(
-            f"the network reads {mlp.sizes[0]} inputs, which leaves no feature beside {classes} classes:"
+            f"the network has {mlp.sizes[0]} inputs, which leaves no feature in addition to {classes} classes:"
             " build it with MLP(features + classes, ...)"
         )
     if not label_scale > 0:

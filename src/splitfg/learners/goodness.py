@@ -1,4 +1,4 @@
-"""What Forward-Forward's layers compare: objectives on goodness, and how wrong labels are chosen."""
+"""Forward-Forward's local objectives on goodness, and its choice of wrong labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Objective(Protocol):
     """A layer's local loss on the goodness of positive and negative examples."""
 
     def __call__(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Per row: the loss and its derivatives by the positive and the negative goodness, each ``(B,)``."""
+        """Return the loss and its derivatives by the positive and the negative goodness, each ``(B,)``."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Threshold:
     theta: float = 1.0
 
     def __call__(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Positive goodness above θ, negative below."""
+        """Return the loss, which pushes positive goodness above θ and negative below, and its derivatives."""
         loss = F.softplus(self.theta - positive) + F.softplus(negative - self.theta)
         return loss, -torch.sigmoid(self.theta - positive), torch.sigmoid(negative - self.theta)
 
@@ -34,29 +34,29 @@ class Threshold:
 class Contrast:
     """The paired objective log(1 + e^{-s (g⁺ - g⁻)}) of Lee and Song, "SymBa" (2023).
 
-    It asks only which of two labels of the same example has the higher goodness, which is what prediction
-    asks too, and needs no threshold.
+    Like the prediction, it depends on the difference between two labels of the same example only, and needs no
+    threshold.
     """
 
     sharpness: float = 10.0
 
     def __call__(self, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Positive goodness above the negative one of the same row."""
+        """Return the loss, which pushes positive goodness above that of the same row's wrong label, and derivatives."""
         margin = self.sharpness * (positive - negative)
         slope = self.sharpness * torch.sigmoid(-margin)
         return F.softplus(-margin), -slope, slope
 
 
 class Negatives(Protocol):
-    """How wrong labels are chosen."""
+    """Chooses a wrong label for every row."""
 
     def __call__(self, y: Tensor, classes: int, goodness: Callable[[], Tensor], generator: torch.Generator) -> Tensor:
-        """One wrong label per row, never the true one; ``goodness()`` gives the current ``(B, classes)``."""
+        """Return one wrong label per row; ``goodness()`` computes the current goodness ``(B, classes)``."""
 
 
 @dataclass(frozen=True)
 class UniformNegatives:
-    """Any other class, all equally likely."""
+    """Chooses among the other classes with equal probability."""
 
     def __call__(
         self,
@@ -65,14 +65,17 @@ class UniformNegatives:
         goodness: Callable[[], Tensor],  # noqa: ARG002
         generator: torch.Generator,
     ) -> Tensor:
-        """The true label moved on by 1 to ``classes - 1``, cyclically."""
+        """Shift the true label cyclically by 1 to ``classes - 1``."""
         shift = torch.randint(1, classes, y.shape, generator=generator, device=y.device)
         return (y + shift) % classes
 
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Another class c with probability softmax(sharpness · goodness), as the network would confuse them."""
+    """Chooses another class c with probability softmax(sharpness · goodness): the network's likely confusions.
+
+    Takes one prediction pass more than :class:`UniformNegatives`.
+    """
 
     sharpness: float = 5.0
 
@@ -83,6 +86,6 @@ class HardNegatives:
         goodness: Callable[[], Tensor],
         generator: torch.Generator,
     ) -> Tensor:
-        """Drawn after the true label's probability is set to zero; one prediction pass dearer."""
+        """Draw a label after setting the true label's probability to zero."""
         scores = (self.sharpness * goodness()).scatter(1, y.unsqueeze(1), -torch.inf)
         return torch.multinomial(scores.softmax(dim=1), 1, generator=generator).squeeze(1)

@@ -1,4 +1,4 @@
-"""The bridge from estimators to learners."""
+"""Learners from gradient estimators."""
 
 from __future__ import annotations
 
@@ -18,24 +18,40 @@ from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 
 class GradientLearner:
-    """Estimate, clip, write ``.grad``, step the optimizer: one training step.
+    """Trains a split: each step estimates the gradient, clips it, writes ``.grad`` and steps the optimizer.
 
     Args:
         split: The network.
-        estimator: Where gradients come from.
+        estimator: Estimates the gradient.
         optimizer: Any ``torch.optim`` optimizer over ``split.model``'s parameters; a recipe of
             :mod:`splitfg.recipes` builds one with the trunk step scale rho.
-        schedule: Factor on every group's learning rate, by step. Without one, rates are left to the optimizer, and to
-            any of torch's own schedulers.
+        schedule: Factor on every group's learning rate, by step. Without one, the optimizer uses its own learning
+            rates, which torch's schedulers may set.
         max_norm: Clipping bound; ``None`` for no clipping.
-        clip_apart: Clip trunk and head each by itself instead of jointly, so that the trunk's noise does not shrink
+        clip_apart: Clip trunk and head separately instead of jointly, so that the trunk's noise does not shrink
             the head's exact gradient.
-        prediction: Called before every step for a guess of the trunk's gradient (a control variate).
+        prediction: Returns a prediction of the trunk's gradient before every step, as a control variate;
+            :class:`~splitfg.SplitFG` only.
 
     Attributes:
         update: Clipping, schedule and optimizer.
-        learned: State that the estimator learns beside the parameters, by name; see
-            :class:`~splitfg.estimators.LearningEstimator`.
+        learned: The estimator's own learned state, by name; see :class:`~splitfg.estimators.LearningEstimator`.
+
+    Raises:
+        SplitError: If the optimizer has other parameters than ``split.model``, the estimator takes no prediction, or a
+            name of its learned state is reserved.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.recipes import Adam
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> learner = splitfg.GradientLearner(network, splitfg.SplitFG(K=2), Adam().build(network, rho=0.3))
+        >>> x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> stats = learner.step(x, y, generator=torch.Generator())
+        >>> learner.predict(x).shape
+        torch.Size([16, 3])
     """
 
     def __init__(
@@ -51,19 +67,19 @@ class GradientLearner:
     ) -> None:
         require_split(split)
         if prediction is not None and not isinstance(estimator, SplitFG):
-            raise SplitError([f"{type(estimator).__name__} takes no prediction: only SplitFG does"])
+            raise SplitError([f"{type(estimator).__name__} takes no prediction: use SplitFG, or leave prediction out"])
         self.split, self.estimator, self.prediction = split, estimator, prediction
         self.learned = estimator.learned_state() if isinstance(estimator, LearningEstimator) else {}
         taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
         raise_if(
-            [f"what an estimator learns cannot be called {name!r}: a checkpoint has that already" for name in taken]
+            [f"learned_state() of the estimator uses the name {name!r}, which is reserved: rename it" for name in taken]
         )
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self.update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return self.update.optimizer.steps
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
@@ -80,8 +96,8 @@ class GradientLearner:
         return twin
 
     def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
-        """Everything of a step but the optimizer's: estimate, clip and write ``.grad``."""
-        self.update.optimizer.optimizer.zero_grad()  # old gradients need not be in memory beside the new ones
+        """Estimate, clip and write ``.grad``: a step without the optimizer's update."""
+        self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)
@@ -89,24 +105,30 @@ class GradientLearner:
         return StepStats(written.loss, _metrics(written))
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
-        """The gradient of one batch, before clipping; nothing changes but the generator."""
+        """Estimate the gradient of one batch, before clipping; the only side effect is on the generator."""
         estimator: Callable[..., Estimate] = self.estimator
         if self.prediction is not None:
             estimator = partial(estimator, prediction=self.prediction())
         return estimator(self.split, x, y, generator=generator)
 
     def predict(self, x: Inputs) -> Tensor:
-        """The head's outputs."""
+        """Return the head's outputs."""
         return self.split.predict(x)
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimizer, step count, and what the estimator has learned."""
+        """Return model, optimizer, step count, and the estimator's learned state."""
         return {**self.update.state_dict(), **{name: part.state_dict() for name, part in self.learned.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`.
+
+        Raises:
+            SplitError: If the checkpoint lacks state that the estimator learns.
+        """
         missing = [name for name in self.learned if name not in state]
-        raise_if([f"the checkpoint has no {name}: it was written with another estimator" for name in missing])
+        raise_if(
+            [f"the checkpoint has no {name}: resume with the estimator that it was saved with" for name in missing]
+        )
         self.update.load_state_dict(state)
         for name, part in self.learned.items():
             part.load_state_dict(state[name])

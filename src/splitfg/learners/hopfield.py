@@ -1,4 +1,4 @@
-"""The modern-Hopfield readout: softmax retrieval over what a frozen trunk made of the training data.
+"""The modern-Hopfield readout: softmax retrieval over a frozen trunk's features of the training data.
 
 Ramsauer et al., "Hopfield networks is all you need" (2021).
 """
@@ -21,31 +21,46 @@ from splitfg.learners._retrieval import Scaling, softmax_readout
 from splitfg.types import Inputs, StepStats, Target
 
 BETAS = tuple(2.0**i for i in range(-4, 11))
-"""The inverse temperatures tried by default: 1/16 to 1,024."""
+"""Default inverse temperatures for tuning: 1/16 to 1,024."""
 
 SCALINGS = tuple(Scaling(standardise=s, unit=u) for s, u in product((False, True), repeat=2))
-"""The feature scalings tried by default: all four."""
+"""Default feature scalings for tuning: all four."""
 
-# A class that no stored example speaks for gets this probability before normalising: log-probabilities stay finite.
+# Probability of a class without a stored example, before normalising: keeps log-probabilities finite.
 _FLOOR = 1e-6
-# A step that trains nothing needs no loss: it is watched on this many rows of a batch and pairs of the store.
-_WATCHED_ROWS = 32
-_WATCHED_PAIRS = 1024
+# The loss of a step is only monitored: on this many rows of the batch and pairs of the store.
+_MONITORED_ROWS = 32
+_MONITORED_PAIRS = 1024
 
 
 class HopfieldReadout:
-    """Answers queries by w = softmax(β q Kᵀ), ŷ = w V over stored (feature, target) pairs. Nothing is trained.
+    """Predicts ŷ = softmax(β q Kᵀ) V over stored (feature, target) pairs, without trained parameters.
 
-    Keys and queries are the frozen trunk's features, scaled as ``scaling`` says. Values are one-hot classes,
-    and the answer a log-probability, or regression targets, and the answer their weighted mean. Retrieval runs
-    in blocks of queries and keys with a running softmax, so that memory does not grow with queries x keys.
+    Keys and queries are the frozen trunk's features after ``scaling``. For classification, values are one-hot classes
+    and predictions log-probabilities; for regression, values are targets and predictions their weighted means.
+    Retrieval runs in blocks of queries and keys with a running softmax, so that memory does not grow with
+    queries x keys.
 
     Args:
-        trunk: Any function from inputs to h of shape ``(B, d)``; it is never changed.
+        trunk: Any function from inputs to h of shape ``(B, d)``; stays unchanged.
         classes: Number of classes; ``None`` for regression.
-        capacity: The most pairs to store: a uniform sample of the distinct examples :meth:`step` was given.
-        beta: β, the inverse temperature.
-        scaling: How features are scaled before they are compared.
+        capacity: Largest number of stored pairs: a uniform sample of the distinct examples passed to :meth:`step`.
+        beta: Inverse temperature β.
+        scaling: Scaling of features before a comparison.
+
+    Raises:
+        SplitError: If a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.learners.hopfield import HopfieldReadout
+        >>> from splitfg.models import MLP
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> learner = HopfieldReadout(MLP(10, generator=generator), classes=3)
+        >>> x, y = torch.randn(16, 10), torch.randint(0, 3, (16,))
+        >>> stats = learner.step(x, y, generator=generator)
+        >>> learner.stored, learner.predict(x).shape
+        (16, torch.Size([16, 3]))
     """
 
     def __init__(
@@ -64,25 +79,29 @@ class HopfieldReadout:
 
     @property
     def stored(self) -> int:
-        """Pairs in the store."""
+        """Number of stored pairs."""
         return self._memory.count
 
     @torch.no_grad()
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:  # noqa: ARG002
-        """Store what is new in a batch; draws nothing.
+        """Store the new examples of a batch; does not use the generator.
 
-        The loss is that of a part of the store before it, on the batch's first rows.
+        The returned loss is that of a part of the store before this step, on the batch's first rows.
         """
         h = self._features(x)
         raise_if(_target_problems(y, h, self.classes))
         values = y.reshape(h.shape[0], -1).to(h.dtype) if self.classes is None else y.long()
-        loss = self._watched_loss(h[:_WATCHED_ROWS], values[:_WATCHED_ROWS])
+        loss = self._monitored_loss(h[:_MONITORED_ROWS], values[:_MONITORED_ROWS])
         self._memory.add(h, values, fingerprint(*(x if isinstance(x, tuple) else (x,)), values))
         return StepStats(loss, {"stored": float(self.stored), "jvps": 0, "trunk_backward": 0})
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
-        """Log-probabilities ``(B, classes)`` or values ``(B, outputs)``."""
+        """Return log-probabilities ``(B, classes)`` or values ``(B, outputs)``.
+
+        Raises:
+            SplitError: If nothing is stored.
+        """
         self._require(1)
         return self._answers(self._features(x), self._memory, self.scaling, (self.beta,))[0]
 
@@ -95,16 +114,19 @@ class HopfieldReadout:
         scalings: Sequence[Scaling] = SCALINGS,
         queries: int = 500,
     ) -> dict[tuple[Scaling, float], float]:
-        """Choose ``beta`` and ``scaling`` on stored pairs that are held out of the store for the purpose.
+        """Set ``beta`` and ``scaling`` to the best on held-out stored pairs.
 
         Args:
-            generator: Picks the held-out pairs.
+            generator: Chooses the held-out pairs.
             betas: Inverse temperatures to try.
             scalings: Feature scalings to try.
-            queries: Pairs held out, at most a fifth of the store.
+            queries: Number of held-out pairs, at most a fifth of the store.
 
         Returns:
-            The held-out loss of every scaling and β; the best is now in use.
+            The held-out loss of every scaling and β.
+
+        Raises:
+            SplitError: If fewer than 5 pairs are stored.
         """
         self._require(5)
         held, kept = self._memory.divide(min(queries, self.stored // 5), generator)
@@ -116,7 +138,7 @@ class HopfieldReadout:
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """The store, the settings, and the frozen trunk's parameters where it is a module."""
+        """Return the store, the settings, and the parameters of a trunk that is a module."""
         trunk = self.trunk.state_dict() if isinstance(self.trunk, nn.Module) else {}
         return {
             "memory": self._memory.state_dict(),
@@ -126,45 +148,45 @@ class HopfieldReadout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""
         self._memory.load_state_dict(state["memory"])
         if isinstance(self.trunk, nn.Module):
             self.trunk.load_state_dict(state["trunk"])
         self.beta, self.scaling = state["beta"], Scaling(**state["scaling"])
 
     def _features(self, x: Inputs) -> Tensor:
-        """The frozen trunk's h; the store follows it to its device."""
+        """Compute h, and move the store to its device."""
         h = self.trunk(*x) if isinstance(x, tuple) else self.trunk(x)
         if h.ndim != 2 or h.shape[0] == 0 or not bool(torch.isfinite(h).all()):
             raise SplitError(
-                [f"the trunk gave h of shape {tuple(h.shape)}: finite features (B, d) with B at least 1 are wanted"]
+                [f"the trunk returned h of shape {tuple(h.shape)}: return finite features (B, d) with B at least 1"]
             )
         self._memory.to(h.device)
         return h
 
     def _answers(self, h: Tensor, memory: Memory, scaling: Scaling, betas: Sequence[float]) -> Tensor:
-        """Answers to every query for every β, shape ``(len(betas), B, C)``."""
+        """Compute predictions for every β, shape ``(len(betas), B, C)``."""
         means = softmax_readout(h, memory, scaling.fit(memory.keys), betas, self._rows)
         if self.classes is None:
             return means
         return ((means + _FLOOR) / (1 + self.classes * _FLOOR)).log()
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Rows of V: one-hot classes, or the targets themselves."""
+        """Return rows of V: one-hot classes or regression targets."""
         if self.classes is None:
             return values
         return F.one_hot(values, self.classes).to(self._memory.keys.dtype)
 
     def _loss(self, answers: Tensor, values: Tensor) -> Tensor:
-        """Mean negative log-likelihood, or half the mean squared error."""
+        """Compute the mean negative log-likelihood, or half the mean squared error."""
         if self.classes is None:
             return 0.5 * (answers - values).square().sum(dim=1).mean()
         return F.nll_loss(answers, values)
 
-    def _watched_loss(self, h: Tensor, values: Tensor) -> Tensor:
-        """The loss on these rows of some of the store; an empty one says all classes alike, and zero."""
+    def _monitored_loss(self, h: Tensor, values: Tensor) -> Tensor:
+        """Compute the loss of a part of the store; an empty store predicts uniform classes, or zero."""
         if self.stored:
-            part = self._memory.first(_WATCHED_PAIRS)
+            part = self._memory.first(_MONITORED_PAIRS)
             return self._loss(self._answers(h, part, self.scaling, (self.beta,))[0], values)
         if self.classes is None:
             return self._loss(torch.zeros_like(values), values)
@@ -173,7 +195,7 @@ class HopfieldReadout:
     def _require(self, pairs: int) -> None:
         if self.stored < pairs:
             raise SplitError(
-                [f"{self.stored} pairs are stored, at least {pairs} are needed: call step() with data first"]
+                [f"the store has {self.stored} pairs and needs at least {pairs}: call step() with data first"]
             )
 
 
@@ -189,11 +211,11 @@ def _setting_problems(classes: int | None, capacity: int, beta: float) -> list[s
 
 
 def _target_problems(y: Tensor, h: Tensor, classes: int | None) -> list[str]:
-    """Class indices for every row, or finite values for every row."""
+    """List the problems of targets that are not one class index, or finite values, per row."""
     if classes is not None:
         return class_problems(h, y, classes)
     if y.ndim not in (1, 2) or y.shape[0] != h.shape[0]:
-        return [f"targets have shape {tuple(y.shape)}: ({h.shape[0]},) or ({h.shape[0]}, outputs) is wanted"]
+        return [f"targets have shape {tuple(y.shape)}: pass shape ({h.shape[0]},) or ({h.shape[0]}, outputs)"]
     if not y.is_floating_point() or not bool(torch.isfinite(y).all()):
         return ["regression targets must be finite floating-point values: drop or impute the others"]
     return []

@@ -1,7 +1,7 @@
-"""A nearest-neighbour language model over a frozen trunk: which tokens followed features like these?
+"""A nearest-neighbour language model over a frozen trunk's features.
 
 Khandelwal et al., "Generalization through memorization: nearest neighbor language models" (2020), with the
-unigram in the place of the trained model.
+unigram instead of the trained model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from splitfg.types import Inputs, StepStats, Target
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How neighbours become a next-token distribution.
+    """Settings that turn neighbours into a next-token distribution.
 
     Attributes:
         k: Neighbours per position.
-        beta: Inverse temperature of their softmax.
-        smoothing: λ, the unigram's share.
-        scaling: How features are scaled before they are compared.
+        beta: Inverse temperature β of their softmax.
+        smoothing: Weight λ of the unigram, in (0, 1].
+        scaling: Scaling of features before a comparison.
+
+    Raises:
+        SplitError: If a setting is out of range.
     """
 
     k: int = 256
@@ -37,14 +40,16 @@ class Retrieval:
     scaling: Scaling = field(default_factory=Scaling)
 
     def __post_init__(self) -> None:
-        """Refuse settings that give no distribution."""
+        """Validate the settings."""
         found = []
         if self.k < 1:
             found.append(f"k must be at least 1, got {self.k}")
         if not self.beta > 0:
             found.append(f"beta must be positive, got {self.beta}")
         if not 0 < self.smoothing <= 1:
-            found.append(f"smoothing must be in (0, 1], got {self.smoothing}: without it unseen tokens are impossible")
+            found.append(
+                f"smoothing must be in (0, 1], got {self.smoothing}: zero would give unseen tokens no probability"
+            )
         raise_if(found)
 
 
@@ -54,21 +59,36 @@ GRID = tuple(
         (False, True), (64, 256, 1024, 4096), (1.0, 4.0, 16.0, 64.0), (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
     )
 )
-"""The settings tried by default."""
+"""Default settings for tuning."""
 
 
 class KnnLM:
-    """p(w | q) = (1 - λ) Σ_{i in kNN(q)} softmax(β q·k_i) 1[v_i = w] + λ p_unigram(w). Nothing is trained.
+    """p(w | q) = (1 - λ) Σ_{i in kNN(q)} softmax(β q·k_i) 1[v_i = w] + λ p_unigram(w), without trained parameters.
 
-    The store pairs the frozen trunk's feature at each position with the token that followed. Neighbours are
-    found in blocks of queries and keys, the best k so far merged with each block's.
+    The store pairs the frozen trunk's feature at each position with the next token. The search runs in blocks of
+    queries and keys, and merges the best k so far with those of each block.
 
     Args:
-        trunk: Any function from token ids ``(B, T)`` to h ``(B, T, d)``; it is never changed.
+        trunk: Any function from token ids ``(B, T)`` to h ``(B, T, d)``; stays unchanged.
         unigram: p_unigram, shape ``(V,)``, positive.
-        capacity: The most positions to store: a uniform sample of those of the distinct windows :meth:`step`
-            was given. The default is 4,096 windows of 128.
+        capacity: Largest number of stored positions: a uniform sample of those of the distinct windows passed to
+            :meth:`step`. The default is 4,096 windows of 128.
         retrieval: k, β, λ and the feature scaling.
+
+    Raises:
+        SplitError: If the unigram is not one positive probability per token.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.learners.knn_lm import KnnLM
+        >>> from splitfg.models import GPT, GPTConfig
+        >>> config = GPTConfig(layers=1, width=8, heads=2, context=16, vocab=50)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> learner = KnnLM(GPT(config, generator=generator), torch.full((50,), 1 / 50))
+        >>> windows = torch.randint(0, 50, (4, 17))
+        >>> stats = learner.step(windows[:, :-1], windows[:, 1:], generator=generator)
+        >>> learner.predict(windows[:, :-1]).shape
+        torch.Size([4, 16, 50])
     """
 
     def __init__(
@@ -87,14 +107,14 @@ class KnnLM:
 
     @property
     def stored(self) -> int:
-        """Positions in the store."""
+        """Number of stored positions."""
         return self._memory.count
 
     @torch.no_grad()
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:  # noqa: ARG002
-        """Store windows that are new: ids ``(B, T)`` and the tokens that follow, ``(B, T)``; draws nothing.
+        """Store new windows: ids ``(B, T)`` and next tokens ``(B, T)``; does not use the generator.
 
-        The loss is the unigram's, which needs no search.
+        The returned loss is the unigram's, which needs no search.
         """
         assert isinstance(x, Tensor)
         h, y = self._checked(x, y)
@@ -104,7 +124,7 @@ class KnnLM:
 
     @torch.no_grad()
     def predict(self, x: Inputs) -> Tensor:
-        """The log-probability of every token at every position, ``(B, T, V)``."""
+        """Return the log-probability of every token at every position, ``(B, T, V)``."""
         h, setting = self._features(x), self.retrieval
         unigram = self.unigram.to(h)
         rows = []
@@ -118,15 +138,15 @@ class KnnLM:
 
     @torch.no_grad()
     def nll(self, x: Inputs, y: Target) -> Tensor:
-        """-log p of the given next tokens, shaped like y; no array of vocabulary size is made."""
+        """Compute -log p of the given next tokens, shaped like y, without a tensor of vocabulary size."""
         return self._nlls(*self._checked(x, y), [self.retrieval])[0].view_as(y)
 
     @torch.no_grad()
     def tune(self, x: Inputs, y: Target, *, grid: Sequence[Retrieval] = GRID) -> dict[Retrieval, float]:
-        """Choose the settings on training windows that are not in the store.
+        """Set ``retrieval`` to the best on training windows that are not in the store.
 
         Returns:
-            The mean negative log-likelihood of every setting; the best is now in use.
+            The mean negative log-likelihood of every setting.
         """
         losses: dict[Retrieval, float] = {}
         h, y = self._checked(x, y)
@@ -137,7 +157,7 @@ class KnnLM:
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """The store, the settings, the unigram, and the frozen trunk's parameters where it is a module."""
+        """Return the store, the settings, the unigram, and the parameters of a trunk that is a module."""
         return {
             "memory": self._memory.state_dict(),
             "trunk": self.trunk.state_dict() if isinstance(self.trunk, nn.Module) else {},
@@ -146,7 +166,7 @@ class KnnLM:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""
         self._memory.load_state_dict(state["memory"])
         if isinstance(self.trunk, nn.Module):
             self.trunk.load_state_dict(state["trunk"])
@@ -155,7 +175,7 @@ class KnnLM:
         self.retrieval = Retrieval(**{**settings, "scaling": Scaling(**settings["scaling"])})
 
     def _nlls(self, h: Tensor, y: Tensor, group: Sequence[Retrieval]) -> Tensor:
-        """-log p(y) for every setting of a group with one scaling, shape ``(len(group), B)``."""
+        """Compute -log p(y) for every setting of a group with one scaling, shape ``(len(group), B)``."""
         unigram, done, start = self.unigram.to(h)[y], [], 0
         for scores, tokens in self._neighbours(h, group[0].scaling, max(s.k for s in group)):
             rows = slice(start, start + len(scores))
@@ -166,37 +186,40 @@ class KnnLM:
 
     def _neighbours(self, h: Tensor, scaling: Scaling, k: int) -> Iterator[tuple[Tensor, Tensor]]:
         if self.stored == 0:
-            raise SplitError(["nothing is stored yet: give step() at least one batch first"])
+            raise SplitError(["the store is empty: call step() with data first"])
         return nearest(h, self._memory, scaling.fit(self._memory.keys), k)
 
     def _features(self, x: Inputs) -> Tensor:
-        """The frozen trunk's h, one row per position; the store follows it to its device."""
+        """Compute h, one row per position, and move the store to its device."""
         h = self.trunk(x).flatten(0, -2)
         self._memory.to(h.device)
         return h
 
     def _checked(self, x: Inputs, y: Target) -> tuple[Tensor, Tensor]:
-        """Features and next tokens, one row per position."""
+        """Return features and validated next tokens, one row per position."""
         h, y = self._features(x), y.reshape(-1)
         raise_if(self._target_problems(h, y))
         return h, y
 
     def _target_problems(self, h: Tensor, y: Tensor) -> list[str]:
         if y.shape[0] != h.shape[0]:
-            return [f"{y.shape[0]} next tokens for {h.shape[0]} positions: give one for each"]
+            return [f"{y.shape[0]} next tokens for {h.shape[0]} positions: pass one per position"]
         if int(y.min()) < 0 or int(y.max()) >= len(self.unigram):
-            return [f"tokens span {int(y.min())}..{int(y.max())}, but the unigram has {len(self.unigram)}"]
+            return [
+                f"tokens span {int(y.min())}..{int(y.max())}, but the unigram has {len(self.unigram)}: use the"
+                " vocabulary of the data for the unigram"
+            ]
         return []
 
 
 def _position_marks(x: Tensor) -> Tensor:
-    """A fingerprint for every position of every window, ``(B, T)`` to ``(B T,)``."""
+    """Compute a fingerprint for every position of every window, ``(B, T)`` to ``(B T,)``."""
     places = torch.arange(x.shape[1], device=x.device)
     return mixed(fingerprint(x).unsqueeze(1) + places).flatten()
 
 
 def _nll(setting: Retrieval, scores: Tensor, hits: Tensor, unigram: Tensor) -> Tensor:
-    """-log((1 - λ) Σ_i softmax(β s)_i hit_i + λ p_unigram) over the first k neighbours."""
+    """Compute -log((1 - λ) Σ_i softmax(β s)_i hit_i + λ p_unigram) over the first k neighbours."""
     weights = (setting.beta * scores[:, : setting.k]).softmax(dim=1)
     found = (weights * hits[:, : setting.k]).sum(dim=1)
     return -((1 - setting.smoothing) * found + setting.smoothing * unigram).log()

@@ -1,8 +1,8 @@
-"""Count-based references for language: a unigram and an interpolated bigram over one token stream.
+"""Count-based baselines for language: a unigram and an interpolated bigram over one token stream.
 
-Both are evaluated as a language model is: on floor((n - 1) / T) non-overlapping windows of T targets each, where
-the bigram always sees the token before its target. Numpy alone; counts of every pair that occurs are kept
-sorted, so that 119 million tokens take about 2 GiB while counting.
+Both are evaluated on floor((n - 1) / T) non-overlapping windows of T targets each, as a language model is; the bigram
+always conditions on the token before its target. Uses numpy only. Stores sorted counts of the pairs that occur;
+counting 119 million tokens takes about 2 GiB.
 """
 
 from __future__ import annotations
@@ -17,36 +17,54 @@ Tokens = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Unigram:
-    """p(w) = (c(w) + α) / (n + α V), additive smoothing.
+    """The unigram p(w) = (c(w) + α) / (n + α V) with additive smoothing.
 
     Attributes:
         probabilities: p(w), shape ``(V,)``, float64.
+
+    Example:
+        >>> import numpy as np
+        >>> from splitfg.learners.ngram import Unigram
+        >>> Unigram.fit(np.array([0, 0, 1, 2]), vocab=4, alpha=1.0).probabilities
+        array([0.375, 0.25 , 0.25 , 0.125])
     """
 
     probabilities: NDArray[np.float64]
 
     @classmethod
     def fit(cls, tokens: Tokens, *, vocab: int, alpha: float = 1.0) -> Unigram:
-        """Count a stream of ids below ``vocab``."""
+        """Count a stream of ids below ``vocab``.
+
+        Raises:
+            ValueError: If tokens are not integer ids below ``vocab``, or too few.
+        """
         _check(tokens, vocab, at_least=1)
         counts = np.bincount(tokens, minlength=vocab) + alpha
         return cls(counts / counts.sum())
 
     def nll(self, tokens: Tokens, *, window: int) -> float:
-        """Mean negative log-likelihood per target, in nats; perplexity is its exponential."""
+        """Compute the mean negative log-likelihood per target, in nats; perplexity is its exponential."""
         _, targets = windowed_pairs(tokens, window=window, vocab=len(self.probabilities))
         return float(-np.log(self.probabilities[targets]).mean())
 
 
 @dataclass(frozen=True)
 class InterpolatedBigram:
-    """p(w | v) = λ c(v, w) / c(v) + (1 - λ) p(w), Jelinek-Mercer with one weight, p the smoothed unigram.
+    """The bigram p(w | v) = λ c(v, w) / c(v) + (1 - λ) p(w): Jelinek-Mercer with one weight, p the smoothed unigram.
 
-    c(v) counts v as the first of a pair. A v that was never first leaves p(w | v) = p(w).
+    c(v) counts v as the first of a pair; p(w | v) = p(w) if c(v) = 0.
 
     Attributes:
         unigram: p(w).
         weight: λ.
+
+    Example:
+        >>> import numpy as np
+        >>> from splitfg.learners.ngram import InterpolatedBigram
+        >>> tokens = np.array([0, 1, 2, 0, 1, 2, 0, 1])
+        >>> bigram = InterpolatedBigram.fit(tokens, vocab=3, weight=0.9)
+        >>> bool(bigram.nll(tokens, window=2) < bigram.unigram.nll(tokens, window=2))
+        True
     """
 
     unigram: Unigram
@@ -57,10 +75,20 @@ class InterpolatedBigram:
     def fit(
         cls, tokens: Tokens, *, vocab: int, alpha: float = 1.0, weight: float | None = None, held_out: float = 0.01
     ) -> InterpolatedBigram:
-        """Count a stream; without a ``weight``, choose it on the stream's end.
+        """Count a stream; without a ``weight``, choose it on the end of the stream.
 
-        λ maximises the likelihood of the last ``held_out`` share of the stream under counts of all that comes
-        before it. Then everything is counted.
+        λ maximises the likelihood of the last ``held_out`` share of the stream under counts of the rest. The result
+        counts the whole stream.
+
+        Args:
+            tokens: Ids, shape ``(n,)``.
+            vocab: V.
+            alpha: Additive smoothing of the unigram.
+            weight: A fixed λ.
+            held_out: Share of the stream to choose λ on.
+
+        Raises:
+            ValueError: If tokens are not integer ids below ``vocab``, or too few.
         """
         _check(tokens, vocab, at_least=4)
         if weight is None:
@@ -69,7 +97,7 @@ class InterpolatedBigram:
         return cls._counted(tokens, vocab, alpha, weight)
 
     def nll(self, tokens: Tokens, *, window: int) -> float:
-        """Mean negative log-likelihood per target, in nats; perplexity is its exponential."""
+        """Compute the mean negative log-likelihood per target, in nats; perplexity is its exponential."""
         first, second = windowed_pairs(tokens, window=window, vocab=len(self.unigram.probabilities))
         return float(-np.log(self._mixed(*self._parts(first, second), self.weight)).mean())
 
@@ -79,7 +107,7 @@ class InterpolatedBigram:
         return cls(unigram, weight, _PairCounts.of(tokens, vocab))
 
     def _parts(self, first: Tokens, second: Tokens) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """c(v, w) / c(v), which is NaN for a v that was never first, and p(w)."""
+        """Return c(v, w) / c(v), NaN if c(v) = 0, and p(w)."""
         return self._counts.conditional(first, second), self.unigram.probabilities[second]
 
     @staticmethod
@@ -87,7 +115,7 @@ class InterpolatedBigram:
         return np.where(np.isnan(conditional), marginal, weight * conditional + (1 - weight) * marginal)
 
     def _best_weight(self, tokens: Tokens) -> float:
-        """λ by expectation-maximisation; the likelihood is concave in it, so the fixed point is the maximum."""
+        """Compute λ by expectation-maximisation; the likelihood is concave in λ, so the fixed point is the maximum."""
         conditional, marginal = self._parts(tokens[:-1], tokens[1:])
         known = ~np.isnan(conditional)
         conditional, marginal, weight = conditional[known], marginal[known], self.weight
@@ -99,7 +127,7 @@ class InterpolatedBigram:
 
 @dataclass(frozen=True)
 class _PairCounts:
-    """How often each pair (v, w) occurs: sorted codes v V + w, their counts, and c(v)."""
+    """Counts of the pairs (v, w) that occur: sorted codes v V + w, their counts, and c(v)."""
 
     codes: Tokens
     counts: NDArray[np.int64]
@@ -114,7 +142,7 @@ class _PairCounts:
         return cls(codes[starts], counts, np.bincount(tokens[:-1], minlength=vocab))
 
     def conditional(self, first: Tokens, second: Tokens) -> NDArray[np.float64]:
-        """c(v, w) / c(v) for each pair; NaN where c(v) is zero."""
+        """Return c(v, w) / c(v) for each pair; NaN if c(v) = 0."""
         wanted = _codes(first, second, len(self.firsts))
         at = np.minimum(np.searchsorted(self.codes, wanted), len(self.codes) - 1)
         joint = np.where(self.codes[at] == wanted, self.counts[at], 0)
@@ -125,14 +153,14 @@ class _PairCounts:
 
 
 def windowed_pairs(tokens: Tokens, *, window: int, vocab: int) -> tuple[Tokens, Tokens]:
-    """The (previous token, target) pairs of the floor((n - 1) / window) complete windows of a stream."""
+    """Return the (previous token, target) pairs of the floor((n - 1) / window) complete windows of a stream."""
     _check(tokens, vocab, at_least=window + 1)
     covered = (len(tokens) - 1) // window * window
     return tokens[:covered], tokens[1 : covered + 1]
 
 
 def _codes(first: Tokens, second: Tokens, vocab: int) -> Tokens:
-    """The pairs as numbers v V + w, in the narrowest type that holds V²; ids were checked to lie below V."""
+    """Encode pairs as v V + w, in the narrowest type that holds V²; the ids must be below V."""
     kind = np.dtype(np.uint32 if vocab**2 <= 2**32 else np.uint64)
     codes: Tokens = np.multiply(first, vocab, dtype=kind, casting="unsafe")
     return np.add(codes, second, out=codes, dtype=kind, casting="unsafe")
@@ -143,8 +171,11 @@ def _check(tokens: Tokens, vocab: int, *, at_least: int) -> None:
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         problems.append(f"tokens must be a 1-D integer array, got {tokens.dtype} of shape {tokens.shape}")
     elif len(tokens) < at_least:
-        problems.append(f"at least {at_least} tokens are needed, got {len(tokens)}")
+        problems.append(f"the stream must have at least {at_least} tokens, got {len(tokens)}")
     elif int(tokens.max()) >= vocab or int(tokens.min()) < 0:
-        problems.append(f"token ids span {tokens.min()}..{tokens.max()}, but the vocabulary is 0..{vocab - 1}")
+        problems.append(
+            f"token ids span {tokens.min()}..{tokens.max()}, but the vocabulary is 0..{vocab - 1}: pass the"
+            " vocabulary size of the tokenizer"
+        )
     if problems:
         raise ValueError("; ".join(problems))

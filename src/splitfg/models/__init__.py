@@ -1,8 +1,8 @@
-"""Trunks: every model here ends at the representation h; heads are made on top of it.
+"""Trunks: every model here returns the representation h; put a head on top of it.
 
-All are pure functions of their parameters (no batch statistics, no in-place writes, no fused attention), so
-they run under ``torch.func.jvp``, ``torch.func.vmap`` and ``torch.compile``, and all draw their initial
-parameters from an explicit ``torch.Generator``.
+All are pure functions of their parameters, without batch statistics, in-place writes or fused attention, so that
+they run under ``torch.func.jvp``, ``torch.func.vmap`` and ``torch.compile``. All draw their initial parameters from an
+explicit ``torch.Generator``, on its device.
 """
 
 from splitfg.models._init import linear, normal_linear

@@ -1,6 +1,6 @@
-"""The GPT trunk: token ids to hidden states, ending at the final LayerNorm.
+"""The GPT trunk: maps token ids to hidden states, up to the final LayerNorm.
 
-The vocabulary projection is the head's. :meth:`GPT.tied_linear` makes it on the trunk's own token table.
+The vocabulary projection belongs to the head; :meth:`GPT.tied_linear` creates one tied to the token table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from splitfg.sites import ResidualPath
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""
 
-# Queries whose scores exist at once: fewer are slower, more take more memory.
+# Queries per block of attention scores: fewer take more time, more take more memory.
 _QUERIES = 256
 
 
@@ -31,11 +31,15 @@ class GPTConfig:
     Attributes:
         layers: Transformer blocks L.
         width: Model width d.
-        heads: Attention heads; divides ``width``.
+        heads: Attention heads; must divide ``width``.
         context: Longest sequence T, the rows of the position table.
         vocab: Rows of the token table.
-        init: How linear layers begin. ``gpt2``: N(0, 0.02²), the residual writers (``proj``, ``out``) divided by √(2L),
-            biases 0. ``torch``: U(±1/√fan_in), biases too, as :class:`torch.nn.Linear` begins by itself.
+        init: Initialisation of linear layers. ``gpt2``: N(0, 0.02²), with the residual writers (``proj``, ``out``)
+            divided by √(2L), and biases 0. ``torch``: U(±1/√fan_in) for weights and biases, the default of
+            :class:`torch.nn.Linear`.
+
+    Raises:
+        ValueError: If sizes are not positive or do not fit, or ``init`` is unknown.
     """
 
     layers: int = 4
@@ -46,7 +50,7 @@ class GPTConfig:
     init: Literal["gpt2", "torch"] = "gpt2"
 
     def __post_init__(self) -> None:
-        """Refuse sizes no model can have."""
+        """Validate the sizes."""
         sizes = {name: getattr(self, name) for name in ("layers", "width", "heads", "context", "vocab")}
         problems = [f"{name} must be at least 1, got {size}" for name, size in sizes.items() if size < 1]
         if not problems and self.width % self.heads:
@@ -72,11 +76,11 @@ PRESETS = {
 
 
 def _linear(config: GPTConfig, n: int, m: int, *, writer: bool = False, generator: torch.Generator) -> nn.Linear:
-    """A linear layer as ``config.init`` says; a ``writer`` adds to the residual stream."""
+    """Return a linear layer initialised by ``config.init``; a ``writer`` adds to the residual stream."""
     if config.init == "torch":
         return linear(n, m, generator=generator)
     layer: nn.Linear = skip_init(nn.Linear, n, m, device=generator.device)
-    # 1/√(2L): the stream's variance does not grow with the number of residual writes
+    # 1/√(2L) keeps the variance of the residual stream independent of depth
     std = INIT_STD / math.sqrt(2 * config.layers) if writer else INIT_STD
     nn.init.normal_(layer.weight, std=std, generator=generator)
     nn.init.zeros_(layer.bias)
@@ -86,8 +90,8 @@ def _linear(config: GPTConfig, n: int, m: int, *, writer: bool = False, generato
 class CausalSelfAttention(nn.Module):
     """softmax(Q Kᵀ / √d_head + causal mask) V per head, between a fused qkv layer and a projection.
 
-    Plain matrix products and softmax: fused attention kernels have no forward-mode rule. Scores exist for a block of
-    queries at a time, so that memory grows with T and not with T².
+    Uses matrix products and softmax, since fused attention kernels have no forward-mode rule. Computes scores for one
+    block of queries at a time, so that memory grows with T and not with T².
     """
 
     def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
@@ -97,7 +101,7 @@ class CausalSelfAttention(nn.Module):
         self.proj = _linear(config, config.width, config.width, writer=True, generator=generator)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true where a query may not look."""
+        """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true at keys after the query."""
         split = self.qkv(x).unflatten(-1, (3, self.heads, -1))
         q, k, v = (part.transpose(-3, -2) for part in split.unbind(-3))
         y: Tensor = self.proj(_attend(q, k, v, future).transpose(-3, -2).flatten(-2))
@@ -105,7 +109,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
-    """Softmax attention of q, k, v ``(..., T, d_head)``, some queries at a time, each block over the keys before it."""
+    """Compute causal attention of q, k, v ``(..., T, d_head)`` by blocks of queries, each over the keys up to it."""
     blocks = []
     for start in range(0, q.shape[-2], _QUERIES):
         stop = min(start + _QUERIES, q.shape[-2])
@@ -141,17 +145,17 @@ class Block(nn.Module):
         self.mlp = FeedForward(config, generator=generator)
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
-        """The residual stream after this block, ``(B, T, d)``."""
+        """Return the residual stream after this block, ``(B, T, d)``."""
         x = x + self.attention(self.norm1(x), future)
         written: Tensor = x + self.mlp(self.norm2(x))
         return written
 
 
 class GPT(nn.Module):
-    """The trunk of a causal transformer: token ids ``(B, T)``, int64, to h ``(B, T, width)``.
+    """The trunk of a causal transformer: maps token ids ``(B, T)``, int64, to h ``(B, T, width)``.
 
-    h = LN(Block_L(... Block_1(token[x] + position[:T]))). Both tables begin as N(0, 0.02²), norms as 1 and 0, linear
-    layers as ``config.init`` says.
+    h = LN(Block_L(... Block_1(token[x] + position[:T]))). Both tables are initialised from N(0, 0.02²), norms with 1
+    and 0, and linear layers by ``config.init``.
 
     Args:
         config: Sizes.
@@ -160,6 +164,16 @@ class GPT(nn.Module):
     Attributes:
         token: The token table, an ``nn.Embedding`` whose weight a head may share.
         position: The learned position table ``(context, width)``.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> from splitfg.models import GPT, GPTConfig
+        >>> config = GPTConfig(layers=1, width=8, heads=2, context=16, vocab=50)
+        >>> trunk = GPT(config, generator=torch.Generator().manual_seed(0))
+        >>> trunk(torch.randint(0, 50, (2, 16))).shape
+        torch.Size([2, 16, 8])
+        >>> network = splitfg.Split(trunk, splitfg.LinearHead(trunk.tied_linear()), tied="exclude")
     """
 
     def __init__(self, config: GPTConfig, *, generator: torch.Generator) -> None:
@@ -174,7 +188,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The hidden states h.
+        """Return the hidden states h.
 
         Raises:
             ValueError: If x is not ``(B, T)`` int64 with T at most ``config.context``.
@@ -189,9 +203,9 @@ class GPT(nn.Module):
         return h
 
     def tied_linear(self, *, bias: bool = True) -> nn.Linear:
-        """A vocabulary projection whose weight *is* this trunk's token table; the bias is its own and zero.
+        """Return a vocabulary projection that shares the token table as its weight; its bias is zero.
 
-        Logits = h W_tokenᵀ + b, h ``(..., width)`` to ``(..., vocab)``.
+        Logits = h W_tokenᵀ + b, from h ``(..., width)`` to ``(..., vocab)``.
         """
         weight = self.token.weight
         layer = nn.Linear(self.config.width, self.config.vocab, bias=False, device="meta")
@@ -201,17 +215,17 @@ class GPT(nn.Module):
         return layer
 
     def residual_path(self) -> ResidualPath:
-        """The token table, every block's two writers, and the positions beside the tokens."""
+        """Return the residual stream: the token table with the positions, then two writers per block."""
         writers = [f"blocks.{i}.{name}" for i in range(self.config.layers) for name in ("attention.proj", "mlp.out")]
         return ResidualPath(("token", *writers), top="norm", added={"position": "token"})
 
     def _check(self, x: Tensor) -> None:
-        """Refuse inputs that no lookup can read; ids beyond the table are the data pipeline's to refuse."""
+        """Validate dtype and shape; not the values of the ids, which would synchronise with the GPU."""
         problems = []
         if x.dtype != torch.int64:
             problems.append(f"token ids must be int64, got {x.dtype}: convert with x.long()")
         if x.ndim != 2:
-            problems.append(f"token ids must have shape (B, T), got {tuple(x.shape)}")
+            problems.append(f"token ids must have shape (B, T), got {tuple(x.shape)}: add a batch dimension or reshape")
         elif not 1 <= x.shape[1] <= self.config.context:
             problems.append(
                 f"sequence length {x.shape[1]} is outside 1..{self.config.context}, the rows of the position "

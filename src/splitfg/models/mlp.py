@@ -1,4 +1,4 @@
-"""A plain ReLU MLP trunk."""
+"""The MLP trunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from splitfg.models._init import linear
 
 
 class MLP(nn.Module):
-    """h_l = ReLU(W_l h_{l-1} + b_l) with h_0 = x; the last h_l is the representation.
+    """A ReLU MLP: h_l = ReLU(W_l h_{l-1} + b_l) with h_0 = x; the last h_l is the representation.
 
     Maps x of shape ``(..., features)`` to h of shape ``(..., widths[-1])``.
 
@@ -20,11 +20,20 @@ class MLP(nn.Module):
         features: Number of input features n.
         widths: Width of every layer; the default is the n-128-128 network of the tabular baselines.
         generator: Source of the initial parameters.
-        layer: Makes a layer; by default W, b ~ U(±1/√fan_in).
+        layer: Creates a layer; by default with W, b ~ U(±1/√fan_in).
 
     Attributes:
         sizes: ``(features, *widths)``.
         layers: The linear layers, in order.
+
+    Raises:
+        ValueError: If there is no layer, or a size is not positive.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.models import MLP
+        >>> MLP(10, widths=(32, 16), generator=torch.Generator())(torch.randn(5, 10)).shape
+        torch.Size([5, 16])
     """
 
     def __init__(
@@ -42,7 +51,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layer(n, m, generator=generator) for n, m in pairwise(self.sizes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The representation h."""
+        """Return the representation h."""
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x

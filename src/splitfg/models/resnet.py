@@ -1,7 +1,7 @@
 """CIFAR ResNets with GroupNorm: full backbones up to global pooling, and the light trunk of the flat head.
 
-GroupNorm in place of BatchNorm keeps a trunk a pure function of its parameters and one image: no batch
-statistics, so every Jacobian-vector product is well defined.
+GroupNorm instead of BatchNorm makes the trunk a function of its parameters and one image, without batch statistics,
+so that every Jacobian-vector product is well defined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from splitfg.sites import ResidualPath, layer_gradients, pull_back, under
 from splitfg.types import Params
 
 GROUPS = 8
-"""GroupNorm groups, throughout."""
+"""Number of groups of every GroupNorm."""
 
 
 class ConvNorm(nn.Module):
@@ -38,14 +38,15 @@ class ConvNorm(nn.Module):
         self.norm = nn.GroupNorm(GROUPS, out_channels, device=generator.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
+        """Map ``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
         y: Tensor = self.norm(self.conv(x))
         return torch.relu(y) if self.activated else y
 
     def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
-        """As :func:`splitfg.sites.layer_gradients`: δ through ReLU and the norm in closed form, then the convolution's.
+        """Compute the gradients of convolution and norm from the input and δ; see :class:`~splitfg.sites.LocalLayer`.
 
-        The convolution is run once more, so that nothing but its input need be kept.
+        Pulls δ back through ReLU and the norm in closed form. Recomputes the convolution, so that callers need to
+        store its input only.
         """
         z = self.conv(a)
         if self.activated:
@@ -55,7 +56,7 @@ class ConvNorm(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """ReLU(x' + GN(conv(ReLU(GN(conv(x)))))); x' is x, or a 1x1 ConvNorm of it where the shape changes."""
+    """ReLU(x' + GN(conv(ReLU(GN(conv(x)))))), with x' = x, or a 1x1 ConvNorm of x if the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1, generator: torch.Generator) -> None:
         super().__init__()
@@ -69,26 +70,36 @@ class BasicBlock(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
+        """Map ``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
         y: Tensor = self.activation(self.shortcut(x) + self.second(self.first(x)))
         return y
 
 
 class ResNet(nn.Module):
-    """Stem, stages of BasicBlocks, global average pooling: images ``(B, 3, H, W)`` to h ``(B, widths[-1])``.
+    """Stem, stages of BasicBlocks and global average pooling: maps images ``(B, 3, H, W)`` to h ``(B, widths[-1])``.
 
     Every stage but the first halves the image in its first block.
 
     Args:
         widths: Channels of every stage; multiples of 8, the number of GroupNorm groups.
-        blocks: BasicBlocks in every stage.
+        blocks: Number of BasicBlocks in every stage.
         generator: Source of the initial parameters: convolutions U(±1/√fan_in), norms 1 and 0.
+
+    Raises:
+        ValueError: If ``widths`` and ``blocks`` differ in length.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.models import ResNet
+        >>> trunk = ResNet(widths=(8, 16), blocks=(1, 1), generator=torch.Generator())
+        >>> trunk(torch.randn(2, 3, 8, 8)).shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, *, widths: Sequence[int], blocks: Sequence[int], generator: torch.Generator) -> None:
         super().__init__()
         if len(widths) != len(blocks):
-            raise ValueError(f"widths and blocks name the same stages, got {widths} and {blocks}")
+            raise ValueError(f"widths and blocks must have one entry per stage each, got {widths} and {blocks}")
         self.stem = ConvNorm(3, widths[0], activated=True, generator=generator)
         layers: list[nn.Module] = []
         channels = widths[0]
@@ -100,7 +111,7 @@ class ResNet(nn.Module):
         self.blocks = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The globally averaged features h."""
+        """Return the globally averaged features h."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
@@ -110,8 +121,18 @@ class ResNet(nn.Module):
 class FlatTrunk(nn.Module):
     """The light trunk of the flat head: stem and first BasicBlock, flattened.
 
-    Maps images ``(B, 3, H, W)`` to h ``(B, width * H * W)``. Width 16 is the ResNet-20's (5,136 parameters,
-    h of 16,384 on CIFAR), width 64 the ResNet-18's (75,840 parameters, h of 65,536).
+    Maps images ``(B, 3, H, W)`` to h ``(B, width * H * W)``.
+
+    Args:
+        width: Channels: 16 as in ResNet-20 (5,136 parameters, h of 16,384 on CIFAR), or 64 as in ResNet-18 (75,840
+            parameters, h of 65,536).
+        generator: Source of the initial parameters.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.models import FlatTrunk
+        >>> FlatTrunk(width=8, generator=torch.Generator())(torch.randn(2, 3, 4, 4)).shape
+        torch.Size([2, 128])
     """
 
     def __init__(self, *, width: int, generator: torch.Generator) -> None:
@@ -120,20 +141,20 @@ class FlatTrunk(nn.Module):
         self.block = BasicBlock(width, width, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The flattened feature map h."""
+        """Return the flattened feature map h."""
         features: Tensor = self.block(self.stem(x))
         return features.flatten(start_dim=-3)
 
     def residual_path(self) -> ResidualPath:
-        """The stem and the block's last ConvNorm write to the stream, whose top goes through ReLU to h."""
+        """Return the residual stream: stem and last ConvNorm write to it, and a ReLU maps its top to h."""
         return ResidualPath(("stem", "block.second"), top="block.activation")
 
 
 def resnet20(*, generator: torch.Generator) -> ResNet:
-    """The CIFAR ResNet-20 backbone, h ``(B, 64)``: 272,474 parameters with a 10-class head."""
+    """Return the CIFAR ResNet-20 backbone, h ``(B, 64)``: 272,474 parameters with a 10-class head."""
     return ResNet(widths=(16, 32, 64), blocks=(3, 3, 3), generator=generator)
 
 
 def resnet18(*, generator: torch.Generator) -> ResNet:
-    """The ResNet-18 backbone with a 3x3 stem and no max-pool, h ``(B, 512)``: 11.2M parameters."""
+    """Return the ResNet-18 backbone with a 3x3 stem and no max-pool, h ``(B, 512)``: 11.2M parameters."""
     return ResNet(widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), generator=generator)

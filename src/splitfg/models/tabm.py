@@ -1,4 +1,4 @@
-"""The TabM-style trunk: one MLP shared by an ensemble whose members differ by rank-1 adapters.
+"""The TabM-style trunk: an ensemble that shares one MLP, with rank-1 adapters per member.
 
 Gorishniy et al., "TabM: Advancing tabular deep learning with parameter-efficient ensembling" (2025), with the
 BatchEnsemble layers of Wen et al. (2020).
@@ -16,17 +16,17 @@ from splitfg.sites import Activities
 from splitfg.types import Params
 
 ADAPTER_STD = 0.1
-"""Spread of the adapters around 1 at initialisation: enough to break the members' symmetry."""
+"""Standard deviation of the adapters around 1 at initialisation: enough to break the members' symmetry."""
 
 
 class BatchEnsembleLinear(nn.Module):
-    """y_i = ((x_i ∘ r_i) Wᵀ) ∘ s_i + b for member i: shared W and b, adapters r_i and s_i of its own.
+    """y_i = ((x_i ∘ r_i) Wᵀ) ∘ s_i + b for member i, with shared W and b and the member's own adapters r_i and s_i.
 
     Maps x of shape ``(B, members, in_features)``, or ``(B, 1, in_features)`` to give every member the same
     input, to y of shape ``(B, members, out_features)``.
 
     Initialised with W ~ N(0, 1/in_features), b ~ U(±1/√in_features) and r, s ~ 1 + 0.1 N(0, 1). These W are √3 times as
-    large as torch's default for linear layers, which noisy gradients want; see the protocol of the tables.
+    large as torch's default for linear layers, which trains better with noisy gradients.
     """
 
     def __init__(self, in_features: int, out_features: int, *, members: int, generator: torch.Generator) -> None:
@@ -45,13 +45,13 @@ class BatchEnsembleLinear(nn.Module):
             nn.init.normal_(adapter, mean=1.0, std=ADAPTER_STD, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The members' outputs y."""
+        """Return the members' outputs y."""
         return ((x * self.r) @ self.weight.T) * self.s + self.bias
 
     def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
-        """Of its parameters, from what it read and δ = dL/dy; see :class:`~splitfg.sites.LocalLayer`.
+        """Compute the gradients of W, b, r and s from the input and δ; see :class:`~splitfg.sites.LocalLayer`.
 
-        That of r reads W backward, within the layer.
+        The gradient of r multiplies δ by Wᵀ, a backward step within the layer.
         """
         adapted, scaled = a * self.r, delta * self.s
         return {
@@ -63,14 +63,14 @@ class BatchEnsembleLinear(nn.Module):
 
 
 class MemberMean(nn.Module):
-    """The mean over members, ``(B, members, d)`` to ``(B, d)``."""
+    """The mean over members, from ``(B, members, d)`` to ``(B, d)``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean over members."""
         return x.mean(dim=-2)
 
     def pull_back(self, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
-        """Each member's share of u; see :class:`~splitfg.sites.ClosedForm`."""
+        """Distribute u equally over the members; see :class:`~splitfg.sites.ClosedForm`."""
         return (u / x.shape[-2]).unsqueeze(-2).expand_as(x), {}
 
 
@@ -86,6 +86,15 @@ class TabM(nn.Module):
         layers: Number of BatchEnsemble layers.
         members: Ensemble members k_ens.
         generator: Source of the initial parameters.
+
+    Raises:
+        ValueError: If a size is not positive.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.models import TabM
+        >>> TabM(10, width=16, members=4, generator=torch.Generator())(torch.randn(5, 10)).shape
+        torch.Size([5, 16])
     """
 
     def __init__(
@@ -109,7 +118,7 @@ class TabM(nn.Module):
         self.mean = MemberMean()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The representation h, the mean over the members."""
+        """Return the representation h, the mean over the members."""
         members = x.unsqueeze(-2)
         for layer in self.layers:
             members = torch.relu(layer(members))
@@ -117,5 +126,5 @@ class TabM(nn.Module):
         return h
 
     def activities(self) -> Activities:
-        """Every layer; members do not mix before their mean."""
+        """Return the sites of activity tangents: every layer; members do not mix before their mean."""
         return Activities(tuple(f"layers.{i}" for i in range(len(self.layers))), top="mean", rows=2)

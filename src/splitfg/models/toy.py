@@ -12,8 +12,14 @@ WIDTHS = (32, 32)
 
 
 def toy_trunk(*, generator: torch.Generator) -> MLP:
-    """The 16-32-32 ReLU MLP with P_trunk = 1,600 parameters: x ``(B, 16)`` to h ``(B, 32)``.
+    """Return the 16-32-32 ReLU MLP with P_trunk = 1,600 parameters, from x ``(B, 16)`` to h ``(B, 32)``.
 
     W ~ N(0, 1/fan_in) and b = 0. A linear head with C classes on top of it has 33 C parameters.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.models import toy_trunk
+        >>> sum(p.numel() for p in toy_trunk(generator=torch.Generator()).parameters())
+        1600
     """
     return MLP(FEATURES, widths=WIDTHS, generator=generator, layer=normal_linear)

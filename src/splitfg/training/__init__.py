@@ -1,4 +1,4 @@
-"""The step around an estimate: clipping, ``.grad``, parameter groups with rho, optimizers and schedules."""
+"""From an estimate to a training step: clipping, ``.grad``, parameter groups with rho, optimizers and schedules."""
 
 from splitfg.training._epochs import Epochs
 from splitfg.training._grads import clip, clip_, write_grads

@@ -1,4 +1,4 @@
-"""Batches as a function of the step, epoch after epoch, rows counted by their weight."""
+"""Rows of a batch as a function of the step, sampled by weight."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 
 class Epochs:
-    """Every epoch goes through n rows in a random order of its own; batches run on across epochs.
+    """Random order of n rows per epoch; batches continue across epochs.
 
-    With weights w, an epoch holds row i either ⌊n w_i / Σw⌋ or ⌈n w_i / Σw⌉ times, n w_i / Σw on average (systematic
-    sampling): with equal weights once, with weight zero never, and integer weights stand for repetitions.
+    With weights w, an epoch contains row i either ⌊n w_i / Σw⌋ or ⌈n w_i / Σw⌉ times, n w_i / Σw on average (systematic
+    sampling). Equal weights give every row once; weight zero excludes a row; integer weights act as repetitions.
 
     Args:
         count: Number of rows n.
-        batch: Rows per batch, at most ``count``.
-        seed: Of the orders; an epoch depends on nothing else.
+        batch: Rows per batch; larger values are reduced to ``count``.
+        seed: Seed of the orders; an epoch's order depends on seed and epoch alone.
         weight: Non-negative weights, shape ``(count,)``, not all zero.
+
+    Example:
+        >>> from splitfg.training import Epochs
+        >>> epochs = Epochs(5, batch=2, seed=0)
+        >>> sorted(row for step in range(3) for row in epochs.once(step).tolist())
+        [0, 1, 2, 3, 4]
     """
 
     def __init__(self, count: int, *, batch: int, seed: int, weight: Tensor | None = None) -> None:
@@ -30,15 +36,15 @@ class Epochs:
 
     @property
     def steps(self) -> int:
-        """Batches that an epoch takes, the last of which may be short."""
+        """Number of batches in one epoch, counting a short last one."""
         return -(-self.count // self.batch)
 
     def once(self, step: int) -> Tensor:
-        """Rows of this step where there is only the first epoch: its last batch is short."""
+        """Return the rows of this step within the first epoch, whose last batch may be short."""
         return self._epoch(0)[step * self.batch : (step + 1) * self.batch]
 
     def rows(self, step: int) -> Tensor:
-        """Rows of the batch of this step, shape ``(batch,)``."""
+        """Return the rows of this step, shape ``(batch,)``."""
         epoch, start = divmod(step * self.batch, self.count)
         rows = self._epoch(epoch)[start : start + self.batch]
         rest = self.batch - len(rows)
@@ -60,6 +66,6 @@ class Epochs:
 
 
 def _cumulative(weight: Tensor) -> Tensor:
-    """Shares of the weight up to and including each row; exactly 1 from the last row that has any."""
+    """Return the cumulative share of the weight, exactly 1 from the last row with a positive weight on."""
     total = weight.double().cumsum(0)
     return total / total[-1]

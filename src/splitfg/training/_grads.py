@@ -1,4 +1,4 @@
-"""From an estimate to ``.grad``."""
+"""Clipping, and writing estimates to ``.grad``."""
 
 from __future__ import annotations
 
@@ -17,22 +17,35 @@ def clip(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) ->
     """Scale all gradients together so that their joint norm is at most ``max_norm``.
 
     ĝ ← ĝ · min(1, max_norm / ‖ĝ‖), over trunk and head jointly. This biases an estimate whose norm exceeds the
-    bound. The norm before clipping is recorded as ``stats.norms["before_clip"]``.
+    bound. The result records the norm before clipping as ``stats.norms["before_clip"]``.
 
     Args:
-        estimate: What is clipped.
+        estimate: The estimate; its gradients stay unchanged.
         max_norm: The bound.
-        apart: Parameters that are clipped by themselves, the others by themselves too. With the trunk's names, the
-            trunk's noise does not shrink the head's exact gradient.
+        apart: Names of parameters to clip separately from the others. With the trunk's names, the trunk's noise does
+            not shrink the head's exact gradient.
+
+    Returns:
+        The clipped estimate.
+
+    Raises:
+        SplitError: If ``max_norm`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> estimate = splitfg.Estimate(torch.tensor(1.0), {"w": torch.tensor([3.0, 4.0])}, splitfg.Stats())
+        >>> splitfg.clip(estimate, max_norm=1.0).grads["w"]
+        tensor([0.6000, 0.8000])
     """
     copied = {name: g.clone() for name, g in estimate.grads.items()}
     return clip_(dataclasses.replace(estimate, grads=copied), max_norm, apart=apart)
 
 
 def clip_(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) -> Estimate:
-    """:func:`clip` in the memory of the estimate's own gradients, for whoever needs them no more."""
+    """Clip in place; otherwise like :func:`clip`."""
     if not max_norm > 0:
-        raise SplitError([f"max_norm must be positive, got {max_norm}: leave clipping out instead"])
+        raise SplitError([f"max_norm must be positive, got {max_norm}: pass None to a learner for no clipping"])
     parts = [{n: g for n, g in estimate.grads.items() if (n in apart) is inside} for inside in (True, False)]
     norms = [_clip_together(part, max_norm) for part in parts if part]
     total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
@@ -41,28 +54,42 @@ def clip_(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) -
 
 
 def _clip_together(grads: Params, max_norm: float) -> Tensor:
-    """Clip in place; gives the norm before."""
+    """Clip in place and return the norm before."""
     total = norm(grads)
     torch._foreach_mul_(list(grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
 
 def write_grads(module: nn.Module, estimate: Estimate) -> None:
-    """Put an estimate's gradients into ``.grad``, where any optimizer finds them.
+    """Write an estimate's gradients to ``.grad``, for any optimizer.
 
-    Parameters without an entry (a frozen trunk's) get ``None``, so that optimizers leave them alone. Nothing is copied
-    that need not be: what changes ``.grad`` afterwards changes the estimate's gradients too.
+    Parameters without an entry, such as those of a frozen trunk, get ``None``, which optimizers skip. ``.grad`` shares
+    memory with the estimate where possible: changing it in place changes the estimate too.
 
     Args:
         module: The split's ``model``.
-        estimate: Its gradients are keyed by the module's parameter names.
+        estimate: The estimate, with gradients keyed by the module's parameter names.
+
+    Raises:
+        SplitError: If a name or a shape does not match the module's parameters.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> network, x, y = splitfg.split(model), torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> estimate = splitfg.SplitFG(K=2)(network, x, y, generator=torch.Generator())
+        >>> splitfg.write_grads(network.model, estimate)
+        >>> torch.optim.SGD(model.parameters(), lr=0.1).step()
     """
     own = dict(module.named_parameters())
     unknown = sorted(set(estimate.grads) - set(own))
     found = [f"the module has no parameter named {', '.join(unknown)}: pass split.model"] if unknown else []
     for name, grad in estimate.grads.items():
         if name in own and grad.shape != own[name].shape:
-            found.append(f"the gradient of {name} has shape {tuple(grad.shape)}, not {tuple(own[name].shape)}")
+            wanted, shape = tuple(own[name].shape), tuple(grad.shape)
+            found.append(f"the gradient of {name} has shape {shape}: return the parameter's shape, {wanted}")
     raise_if(found)
     for name, p in own.items():
         g = estimate.grads.get(name)
@@ -70,5 +97,5 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
 
 
 def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:
-    """The gradient with the parameter's strides, which fused optimizers insist on."""
+    """Return the gradient with the parameter's strides, which fused optimizers require."""
     return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)

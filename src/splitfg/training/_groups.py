@@ -1,4 +1,4 @@
-"""Parameter groups: the head at the base rate, the noisy trunk slowed down by rho."""
+"""Parameter groups: the head at the base learning rate, the noisy trunk at rho times that."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ from splitfg.types import Params
 
 
 def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[str, Any]]:
-    """Groups for any ``torch.optim`` optimizer: ``head`` at ``lr``, ``trunk`` at ``rho * lr``.
+    """Return groups for any ``torch.optim`` optimizer: ``head`` at ``lr``, ``trunk`` at ``rho * lr``.
 
     The trunk step scale rho multiplies the optimizer's *update*, not the gradient: an adaptive optimizer would
-    undo a scale on the gradient. Tied parameters go with the head, whose exact gradient trains them; under
-    ``Tied.INCLUDE`` the trunk's share of it, and its noise, come at the head's rate too.
+    cancel a scale on the gradient. Tied parameters belong to the head's group, since the head's exact gradient trains
+    them; under ``Tied.INCLUDE`` the trunk's noisy share of their gradient has the head's learning rate too.
 
     Args:
         split: The network.
         lr: Base learning rate.
         rho: Trunk step scale, in (0, 1].
+
+    Returns:
+        One dict per group that has parameters, with ``name``, ``params``, ``lr`` and ``rho``.
+
+    Raises:
+        SplitError: If ``split`` is not a split, or ``rho`` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> optimizer = torch.optim.Adam(splitfg.parameter_groups(network, lr=1e-3, rho=0.1))
+        >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
+        [('head', 0.001), ('trunk', 0.0001)]
     """
     require_split(split)
     check_rho(rho)
@@ -38,7 +53,7 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
 
 
 def block_weights(split: Split) -> list[nn.Parameter]:
-    """The trunk's 2-D weight matrices, attention's and recurrent ones included: no tables, norms or biases."""
+    """Return the trunk's 2-D weight matrices, including attention and recurrent ones: no tables, norms or biases."""
     roles = split.roles
     owners = dict(split.model.named_modules())
     found = []
@@ -52,10 +67,10 @@ def block_weights(split: Split) -> list[nn.Parameter]:
 
 
 def momentum(split: Split, optimizer: torch.optim.Optimizer) -> Params:
-    """The optimizer's running mean of gradients, keyed by name: a prediction for a control variate.
+    """Return the optimizer's running mean of gradients, keyed by name: a prediction for a control variate.
 
-    Adam's first moment, corrected for its start at zero; SGD's buffer, which sums rather than averages, times 1 - μ;
-    Muon's buffer as it is.
+    This is Adam's bias-corrected first moment, SGD's momentum buffer times 1 - μ (the buffer is a sum, not a mean), or
+    Muon's momentum buffer. Parameters without such a state are omitted.
     """
     parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
     names = {id(p): name for name, p in split.model.named_parameters()}
@@ -77,6 +92,6 @@ def _mean(state: dict[str, Any], group: dict[str, Any]) -> Tensor | None:
 
 
 def check_rho(rho: float) -> None:
-    """Refuse a trunk step scale outside (0, 1]."""
+    """Raise :class:`SplitError` if the trunk step scale is outside (0, 1]."""
     if not 0.0 < rho <= 1.0:
-        raise SplitError([f"rho must be in (0, 1], got {rho}: for a trunk that stays as it is use FrozenTrunk()"])
+        raise SplitError([f"rho must be in (0, 1], got {rho}: for an untrained trunk use FrozenTrunk()"])

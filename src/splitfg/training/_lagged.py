@@ -1,4 +1,4 @@
-"""The lagged inverse-RMS optimizer: the one the paper's theorem covers."""
+"""The lagged inverse-RMS optimizer, which the paper's theorem covers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
         a_{t,i} = clamp(1 / (sqrt(m_{t-1,i} / (1 - βᵗ⁻¹)) + eps), a_min, a_max),
         m_t = β m_{t-1} + (1 - β) ĝ_t².
 
-    The preconditioner is predictable and bounded, as Assumption 2 asks; at the first step a = a_min, since
-    nothing has been seen. A group's rho scales its entries of A_t by a constant, which the theorem allows.
+    The preconditioner is predictable and bounded, as Assumption 2 requires; at the first step a = a_min. A group's rho
+    scales its entries of A_t by a constant, which the theorem allows.
 
     Args:
         params: Parameters or groups.
-        lr: η.
-        beta: How slowly the second moment forgets.
+        lr: Learning rate η.
+        beta: Decay rate β of the second moment.
         eps: Added to the root.
         a_min: Lower bound of the preconditioner.
         a_max: Upper bound of the preconditioner.
+
+    Raises:
+        ValueError: Unless 0 < a_min <= a_max.
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.training import LaggedRMSOptimizer
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> optimizer = LaggedRMSOptimizer(splitfg.parameter_groups(network, lr=1e-3, rho=0.1))
     """
 
     def __init__(
@@ -45,7 +55,7 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step from ``.grad``."""
+        """Take one step from ``.grad``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -57,15 +67,16 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from ``state_dict()``; torch would round the running means to the parameters' dtype."""
+        """Resume from a ``state_dict()``."""
         super().load_state_dict(state_dict)
+        # torch casts the state to the parameters' dtype, which would round the running means
         params = [p for group in self.param_groups for p in group["params"]]
         for i, saved in state_dict["state"].items():
             mean = saved["mean_square"]
             self.state[params[i]]["mean_square"] = mean.to(params[i].device, copy=True)
 
     def preconditioner(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        """a_t for one parameter, from what was seen before this step."""
+        """Return a_t for one parameter, from the gradients before this step."""
         state = self.state[p]
         if not state:
             return torch.full_like(p, group["a_min"])
@@ -76,7 +87,7 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
     def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if state:
-            state["step"] = state["step"].to(p.device)  # a checkpoint gives it back on the CPU
+            state["step"] = state["step"].to(p.device)  # checkpoints are loaded to the CPU
         p.sub_(group["lr"] * self.preconditioner(p, group) * g)
         if not state:
             # in a wide dtype, since (1 - beta) times a square would be rounded away in a narrow one

@@ -1,4 +1,4 @@
-"""Two optimizers as one."""
+"""Two optimizers behind one interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OptimizerPair(torch.optim.Optimizer):
     def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
         self.parts = (first, second)
         super().__init__([*first.param_groups, *second.param_groups], {})
-        # The very groups of the parts, so that a schedule that sets a group's rate reaches them.
+        # the same dicts as the parts', so that a schedule that sets a learning rate here sets it there
         self.param_groups = [*first.param_groups, *second.param_groups]
         self._whole = True
 
@@ -27,16 +27,20 @@ class OptimizerPair(torch.optim.Optimizer):
         self.__init__(*state["parts"])  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is made: afterwards nobody could say which of the two should step the group."""
+        """Add a group during construction.
+
+        Raises:
+            SplitError: If called later, when either optimizer could own the group.
+        """
         if getattr(self, "_whole", False):
             raise SplitError(
-                ["a pair of optimizers takes no further group: add it to one of pair.parts, or build anew"]
+                ["a pair of optimizers takes no further group: add it to one of pair.parts, or build a new pair"]
             )
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step both."""
+        """Step both optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -46,11 +50,11 @@ class OptimizerPair(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """Return the states of both optimizers."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Resume from a :meth:`state_dict`."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [g for part in self.parts for g in part.param_groups]

@@ -1,4 +1,4 @@
-"""How the learning rate moves: a factor for every step."""
+"""Learning rate schedules: a factor for every step."""
 
 from __future__ import annotations
 
@@ -8,28 +8,39 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """Step (counted from 0) to the factor on every group's learning rate."""
+    """Maps a step, counted from 0, to the factor on every group's learning rate."""
 
     def __call__(self, step: int) -> float:
-        """The factor for this step."""
+        """Return the factor for this step."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Always one."""
+    """A constant factor of one, which leaves the learning rates to the optimizer."""
 
     def __call__(self, step: int) -> float:  # noqa: ARG002
-        """1."""
+        """Return 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class CosineWithWarmup:
-    """Linear warmup to one, then a cosine down to zero at ``total``.
+    """Linear warmup to one, then a cosine decay to zero at ``total``.
+
+    The factor is (step + 1) / warmup during the warmup, then (1 + cos π t) / 2 with t from 0 to 1.
 
     Args:
-        total: Steps of the whole budget.
-        warmup: Steps of the linear rise.
+        total: Number of training steps.
+        warmup: Number of warmup steps.
+
+    Raises:
+        ValueError: If ``warmup`` is outside [0, total).
+
+    Example:
+        >>> import splitfg
+        >>> schedule = splitfg.CosineWithWarmup(total=10, warmup=2)
+        >>> [round(schedule(step), 2) for step in (0, 1, 2, 6, 10)]
+        [0.5, 1.0, 1.0, 0.5, 0.0]
     """
 
     total: int
@@ -40,7 +51,7 @@ class CosineWithWarmup:
             raise ValueError(f"warmup must be in [0, total), got warmup={self.warmup}, total={self.total}")
 
     def __call__(self, step: int) -> float:
-        """(step + 1) / warmup, then (1 + cos π t) / 2 with t from 0 to 1."""
+        """Return the factor for this step."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = min(1.0, (step - self.warmup) / (self.total - self.warmup))

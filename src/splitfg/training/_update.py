@@ -1,4 +1,4 @@
-"""From gradients to new parameters: clip, write ``.grad``, set the rate, step."""
+"""Parameter updates: clip, write ``.grad``, set the learning rate, step the optimizer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ScheduledOptimizer:
 
     Args:
         optimizer: Any ``torch.optim`` optimizer.
-        schedule: Factor on every group's learning rate, by step. Without one, the optimizer's own rates are used, and
-            may be set from outside.
+        schedule: Factor on every group's learning rate, by step. Without one, the optimizer uses its own learning
+            rates, which callers and torch's schedulers may set.
 
     Attributes:
-        steps: Steps taken.
+        steps: Number of steps taken.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule | None) -> None:
@@ -32,12 +32,12 @@ class ScheduledOptimizer:
         self.schedule: Schedule = schedule if schedule is not None else Constant()
         self.steps = 0
         if self.scheduled:
-            for group in optimizer.param_groups:  # as torch's schedulers do; it travels with checkpoints
+            for group in optimizer.param_groups:  # torch's schedulers use the same key; checkpoints contain it
                 group.setdefault("initial_lr", float(group["lr"]))
 
     @property
     def scheduled(self) -> bool:
-        """Whether the schedule sets the rates."""
+        """Whether the schedule sets the learning rates."""
         return not isinstance(self.schedule, Constant)
 
     @property
@@ -47,7 +47,7 @@ class ScheduledOptimizer:
         return tuple(float(g.get("initial_lr", g["lr"]) if self.scheduled else g["lr"]) for g in groups)
 
     def step(self) -> None:
-        """Move the parameters along ``.grad``, at the schedule's rate."""
+        """Step the optimizer at the schedule's learning rates."""
         if self.scheduled:
             factor = self.schedule(self.steps)
             for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
@@ -108,7 +108,7 @@ class Update:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
         self.module.load_state_dict(state["model"])
-        # torch keeps the very tensors it is given: copy them, so that the caller may load the state again
+        # the optimizer would keep references to the state's tensors: copy them, so that callers may load it again
         self.optimizer.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.optimizer.steps = state["step"]
 
@@ -116,7 +116,12 @@ class Update:
 def _optimizer_problems(module: nn.Module, optimizer: object) -> list[str]:
     if not hasattr(optimizer, "param_groups"):
         kind = type(optimizer).__name__
-        return [f"the optimizer is {kind}, which holds no parameters: a recipe builds one, {kind}(...).build(split)"]
+        return [f"the optimizer is a {kind} without parameter groups: build it from a recipe, {kind}(...).build(split)"]
     own = {id(p) for p in module.parameters()}
-    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
-    return [f"the optimizer holds {strange} tensors that are no parameters of split.model"] if strange else []
+    foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    if not foreign:
+        return []
+    return [
+        f"the optimizer has {foreign} tensors that are not parameters of split.model: build it from"
+        " parameter_groups(split, lr=...)"
+    ]

@@ -1,4 +1,4 @@
-"""A step that a GPU replays by itself: one CUDA graph, with learning rates that live on the device."""
+"""Training steps captured in a CUDA graph, with learning rates in device memory."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from splitfg.training._update import ScheduledOptimizer
 T = TypeVar("T")
 
 _FLAGS = ("lr", "capturable", "foreach", "fused")
-# The first calls allocate optimizer state and compile; none of that may happen inside a capture.
+# The first calls allocate optimizer state and compile, which is not allowed during capture.
 _WARM_UPS = 3
 
 
 def stream_aside(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream to capture on; ``None`` elsewhere than on a GPU.
+    """Return a stream to capture on; ``None`` without a GPU.
 
-    One is enough for a learner: every stream on which matrices are multiplied keeps tens of MiB as work space.
+    Use one per learner: cuBLAS allocates a workspace of tens of MiB for every stream with matrix products.
     """
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 class Replay(Generic[T]):
-    """A function of nothing that changes tensors in place: captured once on a GPU, replayed from then on.
+    """Captures a function without arguments in a CUDA graph, and replays it.
 
-    The first calls run it as it is; each call is one run of it, captured or not. Elsewhere than on a GPU every
-    call runs it as it is. What it returns after capture is the same tensors every time, with new values.
+    The first calls run the function eagerly, then one call captures it, and all further calls replay the graph; each
+    call executes the function once. Without a GPU every call runs it eagerly. After capture, every call returns the
+    same tensors with new values.
 
     Args:
-        function: Reads and writes tensors that stay where they are; no host decision may depend on their values.
-        device: Where they are.
-        generator: Drawn from by the function; its state can be read and set between calls.
-        aside: The stream it runs on, of :func:`stream_aside`.
+        function: Reads and writes tensors in place; no control flow may depend on their values.
+        device: Device of the tensors.
+        generator: Source of randomness of the function; callers may read and set its state between calls.
+        aside: Stream to run on, from :func:`stream_aside`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Replay(Generic[T]):
 
     @property
     def captured(self) -> bool:
-        """Whether calls are replays by now."""
+        """Whether calls replay the graph."""
         return self._graph is not None
 
     def __call__(self) -> T:
@@ -75,7 +76,7 @@ class Replay(Generic[T]):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Work on the stream of the replays; elsewhere than on a GPU there is none."""
+        """Run the body on the stream of the replays; without a GPU, run it as it is."""
         if self._aside is None:
             yield
             return
@@ -92,34 +93,34 @@ class Replay(Generic[T]):
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
-        # thread_local: the backward pass and other people's threads may allocate meanwhile
+        # thread_local: autograd's and the user's threads may allocate memory meanwhile
         with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
             made = self._function()
         return graph, made
 
 
-# The steps of these are not linear in the rate.
+# The updates of these are not linear in the learning rate.
 _NOT_LINEAR = (torch.optim.Adafactor, torch.optim.Rprop, torch.optim.ASGD)
 
 
 class DeviceRates:
-    """Steps an optimizer with learning rates that live on the device.
+    """Steps an optimizer with learning rates in device memory.
 
-    Adam and AdamW read their rates from tensors. Of any other optimizer the step is taken at its full rate and
-    then shortened, θ ← θ + factor (θ' - θ): the same step where it is linear in the rate, at the price of a copy of
-    its parameters.
+    Adam and AdamW read their learning rates from tensors. Any other optimizer steps at its full rate, and the update is
+    then scaled, θ ← θ + factor (θ' - θ): the same step if the update is linear in the rate, at the cost of a copy of
+    the parameters.
 
     Args:
         scheduled: The optimizer, adapted in place, and its schedule. Without a schedule, :meth:`follow` copies rates
             that were set in the optimizer's groups.
-        horizon: Steps for which the schedule is tabulated.
-        device: Where the rates live.
+        horizon: Number of steps to tabulate the schedule for.
+        device: Device of the rates.
 
     Attributes:
         counter: Number of the next step, a 0-d int64 tensor on the device.
 
     Raises:
-        SplitError: The optimizer's steps are not linear in a rate that changes.
+        SplitError: If the optimizer's updates are not linear in a learning rate that changes.
     """
 
     def __init__(self, scheduled: ScheduledOptimizer, *, horizon: int, device: torch.device) -> None:
@@ -129,8 +130,8 @@ class DeviceRates:
         parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
         raise_if(
             [
-                f"the steps of {type(part).__name__} are not linear in their rate, which a captured step needs: take"
-                " eager steps, or a constant rate"
+                f"the updates of {type(part).__name__} are not linear in the learning rate, which a captured step"
+                " requires: use an eager GradientLearner, or no schedule"
                 for part in parts
                 if scheduled.scheduled and isinstance(part, _NOT_LINEAR)
             ]
@@ -140,7 +141,7 @@ class DeviceRates:
         self._parts = [_part_rates(part, [next(left) for _ in part.param_groups]) for part in parts]
 
     def follow(self) -> None:
-        """Take over rates that were set in the groups since the last step, where there is no schedule."""
+        """Without a schedule, copy learning rates that were set in the groups since the last step."""
         if not self._scheduled:
             for part in self._parts:
                 part.follow()
@@ -153,7 +154,7 @@ class DeviceRates:
         self.counter += 1
 
     def release(self) -> list[dict[str, Any]]:
-        """The groups' settings from before, to be written into a checkpoint instead of the adapted ones."""
+        """Return the groups' settings from before the adaptation, for checkpoints."""
         return [dict(kept) for part in self._parts for kept in part.settings(own_rates=not self._scheduled)]
 
 
@@ -162,7 +163,7 @@ def _part_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> _Re
 
 
 class _ReadRates:
-    """Of an optimizer that reads its rates from tensors."""
+    """For optimizers that read learning rates from tensors."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
         self._kept, self._groups = _adapted(optimizer), optimizer.param_groups
@@ -191,23 +192,23 @@ class _ReadRates:
 
 
 class _ShortenedSteps:
-    """Of an optimizer that knows its rates as numbers alone."""
+    """For optimizers that take learning rates as Python numbers only."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
         self._kept, self._groups = _adapted(optimizer), optimizer.param_groups
         self._optimizer, self._rates = optimizer, [float(rate) for rate in rates]
         self._params = [group["params"] for group in self._groups]
         self._before: list[list[Tensor]] = []
-        self._seen, self._factors = list(self._rates), [torch.ones((), device=p[0].device) for p in self._params]
+        self._known, self._factors = list(self._rates), [torch.ones((), device=p[0].device) for p in self._params]
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate
 
     def follow(self) -> None:
         for i, (group, rate) in enumerate(zip(self._groups, self._rates, strict=True)):
-            if float(group["lr"]) != self._seen[i]:
-                raise_if([] if rate else ["a captured step cannot leave a rate of zero: begin with another"])
-                self._seen[i] = float(group["lr"])
-                self._factors[i].fill_(self._seen[i] / rate)
+            if float(group["lr"]) != self._known[i]:
+                raise_if([] if rate else ["a captured step cannot change a learning rate of zero: start with another"])
+                self._known[i] = float(group["lr"])
+                self._factors[i].fill_(self._known[i] / rate)
 
     @torch.no_grad()
     def step(self, factor: Tensor | None) -> None:
@@ -222,7 +223,7 @@ class _ShortenedSteps:
             torch._foreach_add_(params, before)
 
     def _step_at_full_rates(self) -> None:
-        """Rates that somebody has set in the groups stay there, for whoever goes on from them."""
+        """Step at the full rates, and keep the rates that callers have set in the groups."""
         given = [group["lr"] for group in self._groups]
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate
@@ -236,7 +237,7 @@ class _ShortenedSteps:
 
 
 def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Ask for one kernel and step counts on the device, where the optimizer knows how; gives what was before."""
+    """Enable the fused kernel and step counts on the device if supported; return the previous settings."""
     kept = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         if "capturable" not in group:
