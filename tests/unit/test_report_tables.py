@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,9 @@ class TestOverrides:
         shown = cell(run("a", 9.0, config=self.CHANGED), paper=Paper(2.5))
         assert (shown.text, shown.difference, shown.variants[0].text) == ("not run", "", "9.0 (1)")
 
+    def test_overrides_that_did_not_measure_a_metric_are_left_out(self):
+        assert cell(run("a", 3.0), run("a", None, config=self.CHANGED)).variants == ()
+
     def test_the_same_override_has_the_same_dagger_and_another_one_the_next(self):
         other = config_json(Config(), K=2)
         view = grid(
@@ -297,6 +301,14 @@ class TestBest:
         rows = [[Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("c", "accuracy")]]
         view = grid(rows, *seeds("a", 60.0, first), *seeds("b", 58.0, second), run("c", 20.0))
         assert best(view) == best(view, "best_forward") == ([(0, 0)] if ranked else [])
+
+    def test_numbers_within_two_standard_errors_of_the_best_are_marked_with_it(self):
+        # deviations of 1 over 4 runs: each mean has an error of 0.5, their differences one of 0.71
+        spread = (-math.sqrt(0.75), -math.sqrt(0.75), math.sqrt(0.75), math.sqrt(0.75))
+        means = {"a": 60.0, "b": 59.0, "c": 58.0}
+        runs = [run(p, mean + x, seed) for p, mean in means.items() for seed, x in enumerate(spread)]
+        view = grid([[Cell(p, "accuracy") for p in "abc"]], *runs)
+        assert best(view) == [(0, 0), (0, 1)]
 
     def test_a_large_gap_needs_one_seed(self):
         rows = [[Cell("a", "accuracy"), Cell("b", "accuracy")]]

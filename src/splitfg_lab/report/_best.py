@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,9 @@ ENOUGH_RUNS = 3
 SMALL_GAP = 0.05
 """A gap below this share of the best value is small."""
 
+ERRORS = 2.0
+"""Values that differ by fewer standard errors than this are not told apart."""
+
 Place = tuple[int, int]
 
 
@@ -21,7 +25,7 @@ def mark_best(rows: list[list[CellView]], table: Table) -> None:
     """Mark, in place, the best cell of every line of cells that compete, and the best without a backward pass.
 
     A cell wins by a small gap only if it and every cell within that gap rest on at least three runs: one seed does not
-    rank two methods that are close.
+    rank two methods that are close. Cells within two standard errors of the best are marked with it.
     """
     for line in _compared_lines(table):
         _mark_line(rows, line, table)
@@ -48,15 +52,17 @@ def _mark_line(rows: list[list[CellView]], line: Sequence[Place], table: Table) 
 
 
 def _winners(cells: Mapping[Place, CellView], table: Table) -> list[Place]:
-    """Return the places of the best value, compared at the precision that is printed; a single cell does not win."""
+    """Return the places of the best value and of those not told apart from it; a single cell does not win."""
     if table.better is None or len(cells) < 2:
         return []
+    # compared at the printed precision: equal digits are a tie
     values = {place: round(cell.value or 0.0, _digits(table, *place)) for place, cell in cells.items()}
-    best = max(values.values()) if table.better == "higher" else min(values.values())
+    first = (max if table.better == "higher" else min)(values, key=lambda place: values[place])
+    best, error = values[first], cells[first].error
     close = [place for place, value in values.items() if abs(value - best) <= SMALL_GAP * abs(best)]
     if len(close) > 1 and any(cells[place].runs < ENOUGH_RUNS for place in close):
         return []
-    return [place for place in close if values[place] == best]
+    return [place for place in close if abs(values[place] - best) <= ERRORS * math.hypot(error, cells[place].error)]
 
 
 def _digits(table: Table, i: int, j: int) -> int:

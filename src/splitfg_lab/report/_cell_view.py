@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -37,6 +38,7 @@ class CellView:
         variants: Values from runs with overrides.
         value: Our mean, to sort and to compare by.
         runs: The number of runs behind the mean.
+        error: The standard error of the mean; 0 with one run.
         forward_only: Whether the method has a trunk and no run took a reverse-mode pass through it.
         best: Best of all cells it is compared with.
         best_forward: Best of those with no reverse-mode pass through the trunk.
@@ -51,6 +53,7 @@ class CellView:
     variants: tuple[VariantCell, ...] = ()
     value: float | None = None
     runs: int = 0
+    error: float = 0.0
     forward_only: bool = False
     best: bool = False
     best_forward: bool = False
@@ -70,8 +73,8 @@ def view_cell(
     if cell.over is not None:
         view = _view_ratio(view, cell.metric, groups[cell.over], digits)
     else:
-        variants = tuple(_view_variant(v, cell.metric, digits, marks) for v in group.variants)
-        view = replace(view, variants=variants)
+        variants = (_view_variant(v, cell.metric, digits, marks) for v in group.variants)
+        view = replace(view, variants=tuple(variant for variant in variants if variant is not None))
     return view if cell.paper is None else _beside_paper(view, cell, cell.paper, table, digits)
 
 
@@ -90,6 +93,7 @@ def _view_value(metric: str, group: PresetRuns, decimals: int) -> CellView:
         _note(summary, group),
         value=summary.mean,
         runs=summary.n,
+        error=(summary.std or 0.0) / math.sqrt(summary.n),
         forward_only=not group.preset.counts and all(run.report.trunk_backward == 0 for run in group.runs),
     )
 
@@ -100,8 +104,9 @@ def _view_ratio(view: CellView, metric: str, other: PresetRuns, decimals: int) -
     if view.value is None or not reference.value:
         return view if view.value is None else reference
     ratio, runs = view.value / reference.value, min(view.runs, reference.runs)
+    error = abs(ratio) * math.hypot(view.error / (view.value or 1.0), reference.error / reference.value)
     text = number(ratio, decimals)
-    return CellView(text, "measured", view.note, value=ratio, runs=runs, forward_only=view.forward_only)
+    return CellView(text, "measured", view.note, value=ratio, runs=runs, error=error, forward_only=view.forward_only)
 
 
 def _note(summary: Summary, group: PresetRuns) -> str:
@@ -115,11 +120,14 @@ def _note(summary: Summary, group: PresetRuns) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _view_variant(variant: Variant, metric: str, decimals: int, marks: Mapping[tuple[str, ...], str]) -> VariantCell:
+def _view_variant(
+    variant: Variant, metric: str, decimals: int, marks: Mapping[tuple[str, ...], str]
+) -> VariantCell | None:
+    """Return the value of runs with overrides; ``None`` if they did not measure the metric."""
     summary = metric_summary(variant.runs, metric)
-    absent = "diverged" if summary.diverged else "no value"
-    text = absent if summary.mean is None else measured(summary, decimals)
-    return VariantCell(text, marks[variant.changes])
+    if summary.mean is None:
+        return VariantCell("diverged", marks[variant.changes]) if summary.diverged else None
+    return VariantCell(measured(summary, decimals), marks[variant.changes])
 
 
 def _beside_paper(view: CellView, cell: Cell, paper: Paper, table: Table, decimals: int) -> CellView:

@@ -18,8 +18,9 @@ _INTRODUCTION = f"""\
 
 The paper is by {AUTHORS}. Each of our numbers is the mean ± sample standard deviation over the runs in brackets, with
 the paper's value and the difference (ours minus the paper's) below it. **Bold** marks the best number of those it is
-compared with, ★ the best with no backward pass through the trunk; a gap below 5% is marked only if three runs stand
-behind each number. † marks runs with a changed config, which are never part of a mean."""
+compared with, ★ the best with no backward pass through the trunk; with a lead below 5% only if three runs or more are
+behind each number, and then together with all numbers within two standard errors. † marks runs with a changed config,
+which are never part of a mean."""
 
 
 def render_markdown(report: ReportView) -> str:

@@ -38,6 +38,16 @@ _SAME: Final = {
     "conditioned": "split_fg",
 }
 
+_TITLES: Final = {
+    "split-fg": "split_fg",
+    "backprop": "backprop",
+    "direct path": "direct_path",
+    "pure fg": "pure_fg",
+    "pure forward gradient": "pure_fg",
+    "forward gradient": "pure_fg",
+    "frozen": "frozen",
+}
+
 
 def method_of(config: Any) -> str:
     """Return the short name of a config's ``method`` field, ``split_fg`` for example; empty if it has none."""
@@ -52,6 +62,12 @@ def method_in(name: str) -> str:
     return _SAME.get(found, found)
 
 
+def method_titled(title: str) -> str:
+    """Return the method that a title begins with (``Split-FG, K = 4``); empty if none."""
+    text = title.lower()
+    return next((method for start, method in _TITLES.items() if text.startswith(start)), "")
+
+
 def colour_of(method: str) -> str | None:
     """Return the colour of a method; ``None`` if it has none of its own."""
     return COLOURS[_BY_METHOD[method]] if method in _BY_METHOD else None
@@ -59,8 +75,8 @@ def colour_of(method: str) -> str | None:
 
 def colour_number(title: str) -> int:
     """Return the number of the custom property that colours a method's title (``Split-FG``), or 0."""
-    name = re.sub(r"\W+", "_", title.lower()).removesuffix("_trunk")
-    return _BY_METHOD[name] + 1 if name in _BY_METHOD else 0
+    method = method_titled(title)
+    return _BY_METHOD[method] + 1 if method else 0
 
 
 def _find(data: Mapping[str, Any]) -> str:

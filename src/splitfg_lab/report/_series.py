@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Sweep
 from splitfg_lab.report._groups import PresetRuns, metric_summary
-from splitfg_lab.report._methods import method_in, method_of
+from splitfg_lab.report._methods import method_in, method_of, method_titled
 from splitfg_lab.report._numbers import Summary, is_usable
 from splitfg_lab.report._words import metric_words
 from splitfg_lab.runs.results import RunRecord
@@ -78,7 +78,11 @@ def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, Pr
         ours = [(x, metric_summary(groups[name].runs, metric)) for x, name in places]
         paper = [(x, printed[name, metric].mean) for x, name in places if (name, metric) in printed]
         lines = (_measured_line(index, label, ours), _paper_line(index, label, paper))
-        method = method_in(metric) or _shared_method([groups[name].preset for name in figure.presets])
+        method = (
+            method_in(metric)
+            or method_titled(label)
+            or _shared_method([groups[name].preset for name in figure.presets])
+        )
         series += [dataclasses.replace(line, method=method) for line in lines]
     notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
     return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)

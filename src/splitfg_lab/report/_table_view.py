@@ -27,15 +27,17 @@ class RowView:
 
 @dataclass(frozen=True)
 class ColumnView:
-    """A column: its name, whether it holds measured numbers, and whether it stays in view in a wide table."""
+    """A column.
+
+    Attributes:
+        name: Its heading.
+        numeric: Whether it holds measured numbers.
+        pinned: Whether the page keeps it in view while others scroll: the only column of Split-FG.
+    """
 
     name: str
     numeric: bool
-
-    @property
-    def pinned(self) -> bool:
-        """Whether the page keeps the column in view while others scroll: Split-FG's own."""
-        return self.name == PINNED
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,18 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     mark_best(rows, table)
     tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
-    numeric = {j for row in table.rows for j, cell in enumerate(row.cells) if isinstance(cell, Cell | Paired)}
-    columns = tuple(ColumnView(name, j in numeric) for j, name in enumerate(table.columns))
+    columns = _columns(table)
     footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
     if tests:
         footnotes.append(("p", _TESTED.format("1 test" if tests == 1 else f"{tests} tests")))
     return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)))
+
+
+def _columns(table: Table) -> tuple[ColumnView, ...]:
+    words = {j for row in table.rows for j, cell in enumerate(row.cells) if isinstance(cell, str)}
+    own = [name for name in table.columns if name.startswith(PINNED)]
+    pinned = own if len(own) == 1 else []
+    return tuple(ColumnView(name, j not in words, name in pinned) for j, name in enumerate(table.columns))
 
 
 _TESTED = "Two-sided paired t-test over the seeds both have run, adjusted for the {} of this table by Holm's method."

@@ -16,7 +16,7 @@ _METRICS: Final = {
     "loss": "training loss",
     "rmse": "root mean squared error",
     "test_loss": "test loss",
-    "trunk_moved": "distance of the trunk from its start, in initial norms",
+    "trunk_moved": "distance moved by the trunk, initial norms",
     "trunk_share": "share of the gradient's energy in the trunk",
     "val_nll": "validation loss, nats per token",
     "val_ppl": "validation perplexity",

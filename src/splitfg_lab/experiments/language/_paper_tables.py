@@ -218,10 +218,12 @@ def _direct_table() -> Table:
     names = {**{name: title for name, (title, _) in DIRECT.items()}, "split_fg-k4": "Split-FG, K = 4"}
     rows = []
     for name, title in names.items():
-        own = [_ppl(f"{direct(name, rho)}-10") for rho in DIRECT_RHOS]
-        other = [_ppl(f"{other_lookup(direct(name, r))}-10") if r in OTHER_LOOKUP_RHOS else None for r in DIRECT_RHOS]
+        own = [_unranked(f"{direct(name, rho)}-10") for rho in DIRECT_RHOS]
+        other = [
+            _unranked(f"{other_lookup(direct(name, r))}-10") if r in OTHER_LOOKUP_RHOS else None for r in DIRECT_RHOS
+        ]
         rows += [
-            Row(title, (_lookup(trained=name in DIRECT), *own, _ppl(direct(name, 0.03)))),
+            Row(title, (_lookup(trained=name in DIRECT), *own, _unranked(direct(name, 0.03)))),
             Row(title, (_lookup(trained=name not in DIRECT), *other, None)),
         ]
     return _table(
@@ -235,6 +237,10 @@ def _direct_table() -> Table:
         " compare rows with the same entry in the first column. One seed: differences of a few percent are not"
         " conclusive.",
     )
+
+
+def _unranked(preset: str) -> Cell:
+    return replace(_ppl(preset), ranked=False)
 
 
 def _lookup(*, trained: bool) -> str:
