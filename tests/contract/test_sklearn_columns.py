@@ -81,10 +81,10 @@ UNREADABLE = {
 
 def test_dates_and_lists_are_refused_by_name():
     frame, y, _ = mixed()
-    with pytest.raises(ValueError, match=r"make numbers of them .* or drop") as caught:
+    with pytest.raises(ValueError, match=r"convert them to numbers .* or drop") as caught:
         SplitFGClassifier(**QUICK).fit(frame.assign(**UNREADABLE), y)
     for name in UNREADABLE:
-        what = "values that are no categories (type list)" if name == "many" else "dates or times"
+        what = "values that cannot be categories (type list)" if name == "many" else "dates or times"
         assert f"{name!r} holds {what}" in str(caught.value)
     assert "'colour'" not in str(caught.value)
 

@@ -1,6 +1,6 @@
-"""Tables the scikit-learn way: ``SplitFGClassifier`` and ``SplitFGRegressor``.
+"""Estimators for tables with scikit-learn's contract: ``SplitFGClassifier`` and ``SplitFGRegressor``.
 
-Names are imported when they are first used, so that importing this package needs no torch.
+Importing this package imports neither torch nor scikit-learn; the first use of a name does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Columns of a table as an encoding should read them: numbers as numbers, dates refused, identifiers pointed out."""
+"""Validation of a table's columns before the encoding: numbers, dates, identifiers."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ import pandas as pd
 from splitfg.errors import DataError
 from splitfg.sklearn.encoding import is_number
 
-# What pandas calls values of an object column that are points or spans of time.
+# Kinds of object columns, by pandas' names, that hold points or spans of time.
 _TIMES = {"datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"}
-# A column says little where this share of its rows has another value; in fewer rows than these it may be chance.
+# Share of rows with different values above which a column looks like an identifier, given enough rows.
 _NEARLY_EVERY = 0.9
 _FEWEST_ROWS = 20
 
 
 def readable(table: pd.DataFrame, numeric: Collection[Any] | None = None) -> pd.DataFrame:
-    """The table, its object columns of numbers as floats.
+    """Return the table with object columns of numbers as floats.
 
     Args:
         table: One row per example.
-        numeric: Names of the columns known to be numbers; ``None`` before that is known.
+        numeric: Names of the columns that were numbers in ``fit``; ``None`` in ``fit`` itself.
 
     Raises:
-        DataError: Columns hold dates, times or values that are no categories, such as lists.
+        DataError: Columns hold dates, times or values that cannot be categories, such as lists.
     """
     found = [(c, _unreadable(table[c])) for c in table.columns]
     problems = [f"{c!r} holds {what}" for c, what in found if what]
     if problems:
-        hint = "make numbers of them (of a date: its year, its weekday, days since another) or drop those columns"
+        hint = "convert them to numbers (a date to its year, its weekday, days since another) or drop those columns"
         raise DataError("the table has columns that are neither numbers nor categories", problems, hint=hint)
     objects = [c for c in table.columns if pd.api.types.is_object_dtype(table[c].dtype)]
-    # before it is known, a column without any value may still turn out to hold text
+    # in fit, a column without any value may still turn out to hold text
     candidates = [c for c in objects if (table[c].notna().any() if numeric is None else c in numeric)]
     return _with_floats(table, [c for c in candidates if _all_numbers(table[c])])
 
 
 def warn_of_identifiers(table: pd.DataFrame) -> None:
-    """Point out the categorical columns in which nearly every row has another value."""
+    """Warn of categorical columns in which nearly every row has another value."""
     found = [(c, table[c].nunique(), int(table[c].count())) for c in table.columns if _is_unordered(table[c].dtype)]
-    said = [
+    named = [
         f"{c!r} ({different:,} different values in {rows:,} rows)"
         for c, different, rows in found
         if rows >= _FEWEST_ROWS and different >= _NEARLY_EVERY * rows
     ]
-    if said:
+    if named:
         warnings.warn(
-            f"nearly every row has another value in {', '.join(said)}: as categories they say next to nothing. Drop"
-            " those columns, put their values into few groups, or make numbers of them (pd.to_numeric reads text)",
+            f"nearly every row has another value in {', '.join(named)}, so these columns are useless as categories."
+            " Drop them, group their values, or convert them to numbers (pd.to_numeric reads text)",
             UserWarning,
             stacklevel=4,
         )
 
 
 def _unreadable(column: pd.Series[Any]) -> str:
-    """What a column holds that cannot be encoded; empty if it can."""
+    """Return the kind of values that cannot be encoded; empty if there are none."""
     dtype = column.dtype
     if dtype.kind in "mM" or isinstance(dtype, pd.PeriodDtype):
         return "dates or times"
@@ -69,7 +69,7 @@ def _unreadable(column: pd.Series[Any]) -> str:
     if pd.api.types.infer_dtype(column, skipna=True) in _TIMES:
         return "dates or times"
     odd = next((value for value in column if not _is_hashable(value)), None)
-    return "" if odd is None else f"values that are no categories (type {type(odd).__name__})"
+    return "" if odd is None else f"values that cannot be categories (type {type(odd).__name__})"
 
 
 def _is_hashable(value: object) -> bool:

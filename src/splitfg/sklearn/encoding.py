@@ -1,6 +1,6 @@
-"""From a table to the numbers a network reads: features encoded, targets scaled.
+"""Encoding of features and scaling of targets.
 
-Everything is learned from the training rows alone and then applied to any others.
+All statistics come from the training rows and apply to any other rows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FURTHEST = 1e6
 
 @dataclass(frozen=True)
 class TableEncoding:
-    """Numeric columns standardised, then categorical columns as integer codes, as they are.
+    """Standardises numeric columns and appends categorical columns as integer codes.
 
-    A numeric value becomes (x - mean) / deviation with the training rows' statistics; a missing one becomes 0, the
-    mean; one more than a million deviations out stays at a million; a column that is constant (or wholly missing) there
-    becomes 0 everywhere, whatever it holds later.
+    A numeric value becomes (x - mean) / deviation with the training rows' statistics, clipped to a million deviations.
+    A missing value becomes 0, the mean. A column that is constant or wholly missing in the training rows becomes 0 in
+    all rows.
 
-    A category becomes its place among the training rows' categories, 0 to n - 1, the most frequent first (so that
-    codes, which are not standardised, are mostly small), or in its own order where it is an ordered pandas categorical.
-    Categories that the training rows did not have share the code n, and a missing value has a code of its own, -1.
-    On request codes are standardised like numbers, so that a column of many categories does not drown the others.
+    A category becomes its place among the training rows' categories, 0 to n - 1: the most frequent first, so that most
+    codes are small, or the order of an ordered pandas categorical. Categories that the training rows lack share the
+    code n; a missing value has the code -1. Codes can be standardised like numbers, so that a column of many categories
+    does not dominate the others.
 
     Attributes:
         columns: Names of all columns, in the order in which a table must have them.
@@ -44,8 +44,8 @@ class TableEncoding:
         mean: Their means, shape ``(len(numeric),)``.
         deviation: Their standard deviations; infinite for constant columns, which makes them 0.
         categories: The categories of each of the other columns.
-        code_mean: What is taken from their codes, shape ``(len(categories),)``: 0 where codes stay as they are.
-        code_deviation: What they are divided by: 1 where codes stay as they are.
+        code_mean: Means of the codes, shape ``(len(categories),)``; 0 if codes are not standardised.
+        code_deviation: Standard deviations of the codes; 1 if codes are not standardised.
     """
 
     columns: tuple[Any, ...]
@@ -65,20 +65,20 @@ class TableEncoding:
         weight: Floats | None = None,
         standardise_codes: bool = False,
     ) -> TableEncoding:
-        """Learn the encoding from training rows.
+        """Compute the encoding from training rows.
 
         Args:
             frame: One row per example.
             categorical: Names of the categorical columns; by default those of a pandas categorical, text, boolean or
                 object type.
-            weight: How much each row counts, more than zero.
-            standardise_codes: Standardise the codes of categories too.
+            weight: Positive weights of the rows.
+            standardise_codes: Whether to standardise the codes of categories too.
 
         Raises:
             DataError: There are no rows, or a numeric column holds text or infinite values.
         """
         if frame.empty:
-            raise DataError(f"a table of shape {frame.shape} has nothing to learn from")
+            raise DataError(f"a table of shape {frame.shape} has no rows or columns to learn from")
         chosen = _categorical_columns(frame) if categorical is None else list(categorical)
         numeric = tuple(c for c in frame.columns if c not in chosen)
         weight = np.ones(len(frame)) if weight is None else weight
@@ -91,21 +91,21 @@ class TableEncoding:
 
     @property
     def width(self) -> int:
-        """How many numbers a row becomes."""
+        """Numbers per encoded row."""
         return len(self.numeric) + len(self.categories)
 
     @property
     def constant(self) -> tuple[Any, ...]:
-        """Names of the columns that did not vary in the training rows and are 0 everywhere."""
+        """Names of the columns that do not vary in the training rows and are encoded as 0."""
         names = [*self.numeric, *(c for c, _ in self.categories)]
         flat = np.isinf([*self.deviation, *self.code_deviation])
         return tuple(c for c, is_flat in zip(names, flat, strict=True) if is_flat)
 
     def transform(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """The rows as numbers, shape ``(rows, width)``.
+        """Return the encoded rows, shape ``(rows, width)``.
 
         Raises:
-            DataError: The columns are not those of the training rows, or hold text or infinite values.
+            DataError: The columns differ from those of the training rows, or hold text or infinite values.
         """
         if tuple(frame.columns) != self.columns:
             raise DataError("the table does not have the columns it was fitted with", _column_problems(frame, self))
@@ -118,24 +118,24 @@ class TableEncoding:
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Regression targets in units of the training rows' standard deviations, around their mean."""
+    """Standardises regression targets by the training rows' mean and standard deviation."""
 
     mean: float
     deviation: float
 
     @classmethod
     def fit(cls, values: Floats, *, weight: Floats | None = None) -> TargetScale:
-        """Learn mean and deviation; the deviation of a constant target counts as 1."""
+        """Compute mean and deviation; the deviation of a constant target is 1."""
         mean = float(np.average(values, weights=weight))
         deviation = float(np.sqrt(np.average(np.square(values - mean), weights=weight)))
         return cls(mean, deviation if np.ptp(values) > 0 else 1.0)
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
-        """(y - mean) / deviation."""
+        """Return (y - mean) / deviation."""
         return ((values - self.mean) / self.deviation).astype(np.float32)
 
     def inverse(self, scaled: NDArray[Any]) -> Floats:
-        """Back to the target's own units."""
+        """Return values in the target's own units."""
         return scaled.astype(np.float64) * self.deviation + self.mean
 
 
@@ -144,7 +144,7 @@ def _categorical_columns(frame: pd.DataFrame) -> list[Any]:
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether a column of this type holds numbers; booleans are categories."""
+    """Return whether a column of this type holds numbers; booleans are categories."""
     return bool(pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype))
 
 
@@ -167,7 +167,7 @@ def numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
 
 
 def _statistics(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Weighted mean and deviation of every column over what is not missing."""
+    """Return weighted means and deviations of the columns over the values that are not missing."""
     present = ~np.isnan(values)
     share = present * weight[:, None]
     total = np.where(share.sum(axis=0) > 0, share.sum(axis=0), 1.0)
@@ -176,24 +176,24 @@ def _statistics(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
     variance = (share * np.square(np.where(present, values - mean, 0.0))).sum(axis=0) / total
     low = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
     high = np.where(present, values, -np.inf).max(axis=0, initial=-np.inf)
-    # compared exactly: the rounded mean of equal numbers may differ from them, which would turn rounding into ±1
+    # compared exactly: the rounded mean of equal numbers may differ from them, and rounding would become ±1
     return mean, np.where(high > low, np.sqrt(variance), np.inf)
 
 
 def _categories(column: pd.Series[Any], weight: Floats) -> tuple[Any, ...]:
-    """The categories of a column, in the order of their codes."""
+    """Return the categories of a column, in the order of their codes."""
     if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
         return tuple(column.cat.remove_unused_categories().cat.categories)
     there = column.notna().to_numpy()
     codes, labels = pd.factorize(column[there].astype("object"))
     share = np.bincount(codes, weights=weight[there], minlength=len(labels))
-    # ties are broken by the label's own text, so that the order of the rows does not matter
+    # ties are broken by the label's text, so that the order of the rows does not matter
     ranked = sorted(zip(-share, labels, strict=True), key=lambda pair: (pair[0], str(pair[1]), type(pair[1]).__name__))
     return tuple(label for _, label in ranked)
 
 
 def _all_codes(frame: pd.DataFrame, categories: Sequence[tuple[Any, tuple[Any, ...]]]) -> Rows:
-    """The codes of all categorical columns, shape ``(rows, len(categories))``."""
+    """Return the codes of all categorical columns, shape ``(rows, len(categories))``."""
     codes = np.empty((len(frame), len(categories)), dtype=np.int64)
     for place, (column, labels) in enumerate(categories):
         codes[:, place] = _codes(frame[column], labels)
@@ -210,5 +210,5 @@ def _codes(column: pd.Series[Any], categories: tuple[Any, ...]) -> Rows:
 def _column_problems(frame: pd.DataFrame, encoding: TableEncoding) -> list[str]:
     there = tuple(frame.columns)
     lacking = [f"{c!r} is missing" for c in encoding.columns if c not in there]
-    extra = [f"{c!r} was not there" for c in there if c not in encoding.columns]
+    extra = [f"{c!r} is new" for c in there if c not in encoding.columns]
     return [*lacking, *extra] or ["they are in another order"]

@@ -1,4 +1,4 @@
-"""What the paper leaves to the future, on tables: conditioned tangents, a nonlinear head, a probed head."""
+"""The paper's future work on tables: conditioned tangents, a nonlinear head, a probed head."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXPERIMENT = Experiment(
     tables=(
         Table(
             "tabular-future",
-            "Split-FG, K = 8: what tangents and heads change",
+            "Split-FG, K = 8, with other tangents and heads",
             tuple(f"{label}, {'%' if metric == 'accuracy' else 'RMSE'}" for label, metric in _DATA.values()),
             tuple(
                 Row(title, tuple(_cell(f"{name}-{variant}", metric) for name, (_, metric) in _DATA.items()))
@@ -54,7 +54,7 @@ EXPERIMENT = Experiment(
             ),
             decimals=3,
             note="Mean and standard deviation over 5 folds, protocol of the main table. Accuracy: higher is better;"
-            " RMSE: lower.",
+            " RMSE: lower. One training seed: differences within a standard deviation are no evidence either way.",
         ),
     ),
 )

@@ -14,17 +14,18 @@ from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, T
 
 @dataclass(frozen=True)
 class TabularMemory:
-    """Split-FG, backprop and checkpointed backprop in turn, on one data set that stays on the GPU as a whole.
+    """Split-FG, backprop and checkpointed backprop in turn, with one whole data set on the GPU.
 
     Attributes:
         dataset: Name of the data set.
-        network: What is trained.
+        network: The network.
         steps: Training steps of each method.
         batch: Rows per step.
-        K: Tangents per step: one after another, the paper's loop, whose memory does not grow with K, and all at once.
+        K: Tangents per step, measured one at a time (the paper's loop, whose memory does not grow with K) and all at
+            once.
         train_fraction: Share of the rows to train on; four of the paper's five epochs are those of 70%.
-        warm_up: The method that takes one step before anything is measured: the work spaces of the threads it
-            multiplies in belong to all methods alike. Backprop's is one more than Split-FG needs.
+        warm_up: The method that takes one step before the measurement, which allocates the work spaces of its threads
+            for all methods alike. Backprop needs one more than Split-FG.
         optimizer: How gradients become steps.
         rho: Trunk step scale.
         clip: Joint clipping bound.
@@ -107,7 +108,7 @@ EXPERIMENT = Experiment(
         ),
         Table(
             "tabular-memory-beyond",
-            "Peak GPU memory of a step beyond what is resident between steps, MiB",
+            "Peak GPU memory of a step beyond the memory that stays allocated between steps, MiB",
             (
                 "Work space of autograd's thread",
                 "Backprop",
@@ -117,9 +118,9 @@ EXPERIMENT = Experiment(
             ),
             tuple(_row_beyond(name) for name in _PAPER),
             decimals=1,
-            note="Between steps lie the data, parameters, gradients, Adam's state and cuBLAS's work spaces, which are"
-            " counted in the table above and not here. The first column is what backprop has resident and Split-FG has"
-            " not: autograd runs in a thread of its own, for which cuBLAS keeps a second work space.",
+            note="The data, parameters, gradients, Adam's state and cuBLAS's work spaces stay allocated between steps;"
+            " the table above counts them and this one does not. The first column is memory that backprop keeps and"
+            " Split-FG does not need: autograd runs in its own thread, for which cuBLAS keeps a second work space.",
         ),
     ),
     earlier=(("warm_up", "backprop"),),

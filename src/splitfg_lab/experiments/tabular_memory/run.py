@@ -22,12 +22,12 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the allocator saw while one method trained, in MiB.
+    """Peaks of the allocator while one method trains, in MiB.
 
     Attributes:
-        peak: The most that was allocated at once since training began, as the paper measures it.
-        beyond: The peak beyond what lies there between two steps.
-        left: What is allocated for good: the work space of threads that were not there before.
+        peak: The most memory allocated at once since training began, as the paper measures it.
+        beyond: The peak beyond the memory that stays allocated between two steps.
+        left: Memory that stays allocated after training: the work spaces of new threads.
     """
 
     peak: float
@@ -39,14 +39,14 @@ def run(config: TabularMemory, *, seed: int, run: RunContext) -> Mapping[str, fl
     """Measure the methods on one data set.
 
     Raises:
-        RunError: There is no GPU, whose allocator is what the measurement reads.
+        RunError: The device is not a GPU, whose allocator the measurement reads.
     """
     if run.device.type != "cuda":
         raise RunError("peak GPU memory can only be measured on a GPU: run this with --device cuda where there is one")
     data = _load(config, seed, run.device)
     run.use_data({config.dataset: data_digest(config.dataset)})
-    # Split-FG comes first: autograd runs in a thread of its own, and the work space of that thread belongs to
-    # backprop alone, though it stays when backprop has ended
+    # Split-FG comes first: autograd runs in its own thread, whose work space backprop alone needs and which stays
+    # allocated after backprop has ended
     estimators: dict[str, Estimator] = {
         "split_fg": SplitFG(K=config.K, engine=ForwardMode(chunk=1)),
         "split_fg_at_once": SplitFG(K=config.K, engine=ForwardMode()),
@@ -68,7 +68,7 @@ def run(config: TabularMemory, *, seed: int, run: RunContext) -> Mapping[str, fl
 
 
 def _load(config: TabularMemory, seed: int, device: torch.device) -> Fold:
-    """All rows on the device: a random share to train on, the rest held out."""
+    """Return all rows on the device: a random share to train on, the rest held out."""
     table = load_table(config.dataset)
     order = np.random.default_rng(seed).permutation(len(table.target))
     train, test = np.split(order, [round(config.train_fraction * len(order))])
@@ -85,7 +85,7 @@ def _train(config: TabularMemory, estimator: Estimator, data: Fold, seed: int, *
 
 
 def _steps(config: TabularMemory, estimator: Estimator, data: Fold, seed: int, steps: int) -> int:
-    """Train; the bytes allocated after the first step, with gradients and the optimizer's state."""
+    """Train, and return the bytes allocated after the first step, with gradients and the optimizer's state."""
     device, network = data.x.device, config.network
     generator = torch.Generator(device).manual_seed(seed)
     split = Split(network.trunk(data.shape.features, generator), network.build_head(data.shape, generator))
