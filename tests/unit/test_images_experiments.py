@@ -109,7 +109,7 @@ class TestPresets:
             config = preset.config
             assert (config.batch, config.max_norm, config.optimizer.lr) == (128, 1.0, 1e-3)
             assert config.warmup == (300 if config.dataset == "cifar100" else 200)
-            assert config.horizon == (ABLATION if preset.name.startswith(("flat", "naive")) else FULL)
+            assert config.horizon == (ABLATION if preset.name.startswith(("flat", "naive", "resnet20")) else FULL)
         assert EXPERIMENT.preset("cifar100-split_fg").config.optimizer == AdamL2(lr=1e-3, weight_decay=5e-4)
         assert {EXPERIMENT.preset(f"{s.dataset}-split_fg").config.rho for s in SETTINGS} == {1.0}
 

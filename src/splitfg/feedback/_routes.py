@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from splitfg.feedback._probes import Noise, Response
 from splitfg.numerics import widened
 from splitfg.sites import Operation, Tape, layer_operations
 from splitfg.types import Params
+
+_ROWS = 8
+"""Rows for every input of a map that one step of a rule uses at most."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,10 @@ class Relay(Route):
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:  # noqa: ARG002
         """Return the change of every layer's map, from how its input and output moved."""
         found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        modules: dict[str, nn.Module] = {}
         for place, operation in layer_operations(tape):
             da, dz = response.inputs[place], response.outputs[place]
             if tape.is_active(operation.input) and da is not None and dz is not None:
-                modules[operation.name] = _module(operation)
-                found.setdefault(operation.name, []).append(_rows(modules[operation.name], da, dz))
+                found.setdefault(operation.name, []).append(_rows(_module(operation), *_enough(operation, da, dz)))
         changes = {}
         for name, pairs in found.items():
             e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
@@ -265,6 +267,15 @@ def _is_image(read: Tensor, target: Tensor) -> bool:
 def _module(operation: Operation) -> nn.Module:
     assert operation.module is not None
     return operation.module
+
+
+def _enough(operation: Operation, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+    """Changes of as many samples as give ``_ROWS`` rows for every input of a map: convolutions have rows in plenty."""
+    module = _module(operation)
+    inputs = module.weight[0].numel() if isinstance(module, nn.Conv2d) else da.shape[-1]
+    positions = math.prod(dz.shape[2:]) if isinstance(module, nn.Conv2d) else math.prod(dz.shape[1:-1])
+    samples = -(-_ROWS * inputs // positions)
+    return (da, dz) if dz.shape[0] <= samples or da.shape[0] != dz.shape[0] else (da[:samples], dz[:samples])
 
 
 def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:

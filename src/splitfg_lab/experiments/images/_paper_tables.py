@@ -7,6 +7,7 @@ from typing import Literal
 from splitfg_lab.experiments.images._presets import (
     APART,
     DIRECT_LONGER,
+    FEEDBACK,
     LONGER,
     METHOD_TITLES,
     RHOS,
@@ -82,6 +83,7 @@ def tables() -> tuple[Table, ...]:
         *(_screening(setting) for setting in SETTINGS),
         _apart(),
         _longer(),
+        _feedback(),
     )
 
 
@@ -181,6 +183,31 @@ def _apart() -> Table:
             for K, rho in APART
         ),
         note="The paper clips jointly: the trunk's noise then shrinks the head's exact gradient too.",
+    )
+
+
+def _feedback() -> Table:
+    full = tuple(_top1(f"{s.dataset}-backprop", Paper(*MAIN[s.dataset][0])) for s in SETTINGS)
+    rows = [Row("Backprop", (_top1("flat-backprop", Paper(70.7, 0.3)), _top1("resnet20-backprop"), *full))]
+    for name, (title, _) in FEEDBACK.items():
+        longer = (_top1("cifar10-learned"), _top1("cifar100-learned")) if name == "learned" else (None, None)
+        rows.append(Row(title.capitalize(), (_top1(f"flat-{name}"), _top1(f"resnet20-{name}"), *longer)))
+    rows.append(Row("Split-FG, K = 4", (_top1("flat-split_fg"), _top1("naive-split_fg"), None, None)))
+    return Table(
+        "images-feedback",
+        "Feedback without reverse mode: top-1 accuracy, %",
+        (
+            "Flat head, 6,000 steps",
+            "Whole ResNet-20, 6,000 steps",
+            "Whole ResNet-20, 60 epochs",
+            "CIFAR-100, whole ResNet-18, 60 epochs",
+        ),
+        tuple(rows),
+        "higher",
+        best_in="column",
+        note="Not in the paper, but for Split-FG and for backprop. Learned feedback takes no derivative of the trunk"
+        " and reads no weight backward: maps learn from one more forward pass a step, with noise. Relayed, the feedback"
+        " goes from layer to layer; on the direct route every layer gets it straight from the last one.",
     )
 
 

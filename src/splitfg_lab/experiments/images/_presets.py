@@ -15,12 +15,17 @@ from splitfg.recipes import (
     AdamL2,
     BackpropMethod,
     DirectPathMethod,
+    DirectRoute,
     EvolutionMethod,
+    FixedRule,
     ForwardForwardMethod,
     FrozenMethod,
     HopfieldMethod,
+    LearnedFeedbackMethod,
+    MethodRecipe,
     PredictiveCodingMethod,
     PureFGMethod,
+    RelayRoute,
     SplitFGMethod,
 )
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
@@ -45,12 +50,19 @@ METHOD_TITLES = {
 }
 """The methods in the order of the paper's columns."""
 
-_Trained = BackpropMethod | PureFGMethod | EvolutionMethod | SplitFGMethod | DirectPathMethod | FrozenMethod
-_METHODS: dict[str, _Trained] = {
+_METHODS: dict[str, MethodRecipe] = {
     "backprop": BackpropMethod(),
     "pure_fg": PureFGMethod(K=4),
     "es": EvolutionMethod(K=4),
 }
+FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
+    "learned": ("learned feedback", LearnedFeedbackMethod()),
+    "learned-direct": ("learned feedback, direct route", LearnedFeedbackMethod(DirectRoute())),
+    "dfa": ("direct feedback alignment", LearnedFeedbackMethod(DirectRoute(FixedRule()))),
+    "alignment": ("feedback alignment", LearnedFeedbackMethod(RelayRoute(FixedRule()))),
+}
+"""Feedback through learned maps and through random ones, by the end of a preset's name."""
+
 # Steps in which every training image comes once.
 _PASS = -(-50_000 // 128)
 
@@ -81,14 +93,14 @@ class ImageSetting:
     budgets: dict[str, int]
     together: int
 
-    def training(self, method: _Trained, network: Backbone | FlatNetwork, steps: int = FULL) -> ImageTraining:
+    def training(self, method: MethodRecipe, network: Backbone | FlatNetwork, steps: int = FULL) -> ImageTraining:
         """A gradient method at this set's settings, for the full budget or stopped early."""
         # a difference of two losses does not survive TF32
         matmul: Literal["high", "highest"] = "highest" if isinstance(method, EvolutionMethod) else "high"
         config = ImageTraining(self.dataset, method, network, self.optimizer, steps=steps, warmup=self.warmup)
         return replace(config, matmul=matmul)
 
-    def ablation(self, method: _Trained, *, rho: float = 1.0, apart: bool = False) -> ImageTraining:
+    def ablation(self, method: MethodRecipe, *, rho: float = 1.0, apart: bool = False) -> ImageTraining:
         """A method on the flat-head network, annealed over the ablation's budget."""
         config = self.training(method, self.light, ABLATION)
         return replace(config, horizon=ABLATION, rho=rho, clip_apart=apart, checkpoints=1)
@@ -134,6 +146,7 @@ def presets() -> tuple[Preset, ...]:
     """All of them, each name once."""
     made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
     made += [p for s in SETTINGS for p in (*_screening(s), *_longer(s))]
+    made += [*_feedback()]
     return tuple({p.name: p for p in made}.values())
 
 
@@ -167,6 +180,20 @@ def _ablation() -> Iterator[Preset]:
     yield Preset("flat-split_fg-single", f"{title}: Split-FG, single linear head", single, FIVE)
     naive = replace(ours, network=CIFAR10.backbone)
     yield Preset("naive-split_fg", "CIFAR-10, ResNet-20, 6,000 steps: Split-FG below its linear head", naive)
+
+
+def _feedback() -> Iterator[Preset]:
+    """Learned feedback on the flat head and on whole backbones, beside random feedback and backprop."""
+    for name, (title, method) in FEEDBACK.items():
+        flat = CIFAR10.ablation(method)
+        yield Preset(f"flat-{name}", f"CIFAR-10, flat head, 6,000 steps: {title}", flat, TWO)
+        whole = replace(flat, network=CIFAR10.backbone)
+        yield Preset(f"resnet20-{name}", f"CIFAR-10, whole ResNet-20, 6,000 steps: {title}", whole, TWO)
+    reference = replace(CIFAR10.ablation(BackpropMethod()), network=CIFAR10.backbone)
+    yield Preset("resnet20-backprop", "CIFAR-10, whole ResNet-20, 6,000 steps: Backprop", reference, TWO)
+    for setting in SETTINGS:
+        config = setting.training(LearnedFeedbackMethod(), setting.backbone)
+        yield _full(setting, "learned", "learned feedback, whole network", config)
 
 
 def _screening(setting: ImageSetting) -> Iterator[Preset]:
