@@ -8,7 +8,21 @@ import torch
 from _toolkit import DOUBLE, TiedLanguageModel, classes, exact, flat, generator, mlp_split, noise, seeded, trunk_names
 from torch import nn
 
-from splitfg import BlackBoxTrunk, LinearHead, Split, SplitError, SplitFG, Tied, diagnose, split, theory
+from splitfg import (
+    BlackBoxTrunk,
+    DirectPath,
+    LearnedFeedback,
+    LinearHead,
+    Split,
+    SplitError,
+    SplitFG,
+    Tied,
+    diagnose,
+    split,
+    theory,
+)
+from splitfg.diagnosis import MethodReport
+from splitfg.models import FlatTrunk
 
 K, DRAWS = 4, 300
 
@@ -101,46 +115,117 @@ def test_it_touches_nothing():
     assert all(p.grad is None for p in s.model.parameters())
 
 
+class TestMethods:
+    """Every method's cosine similarity and relative error, and the recommendation drawn from them."""
+
+    def test_split_fg_is_measured_on_its_own_draws(self, diagnosis):
+        s, x, y = problem()
+        g, source = flat(exact(s, x, y), trunk_names(s)), generator()
+        draws = [flat(SplitFG(K)(s, x, y, generator=source).grads, trunk_names(s)) for _ in range(DRAWS)]
+        first = diagnosis.methods[0]
+        assert first.method == "SplitFG(K=4)"
+        cosines = torch.stack([torch.nn.functional.cosine_similarity(d, g, dim=0) for d in draws])
+        assert first.cosine == pytest.approx(cosines.mean().item())
+        assert first.noise == pytest.approx(diagnosis.measured_variance / g.square().sum().item())
+
+    def test_reports_say_why_a_method_does_not_apply(self, diagnosis):
+        (path,) = [m for m in diagnosis.methods if m.method == "DirectPath()"]
+        assert path.obstacle is not None
+        assert "residual stream" in path.obstacle
+        assert "does not apply" in str(path)
+
+    def test_the_most_similar_method_is_recommended(self, diagnosis):
+        applicable = [m for m in diagnosis.methods if m.obstacle is None]
+        assert diagnosis.recommended.cosine == max(m.cosine for m in applicable)
+        assert f"Recommended: {diagnosis.recommended.method}." in str(diagnosis)
+
+    def test_activity_tangents_beat_weight_tangents_where_layers_have_many_weights(self):
+        s, x, y = mlp_split(30, 30, 3), noise(6, 30), classes(6, count=3)
+        found = {m.method: m for m in diagnose(s, x, y, generator=generator(), draws=20).methods}
+        assert found["ActivityFG(K=8)"].cosine > 2 * found["SplitFG(K=8)"].cosine
+        assert not found["ActivityFG(K=8)"].biased
+
+    def test_a_residual_path_is_used(self):
+        trunk = FlatTrunk(width=8, generator=generator()).double()
+        s = Split(trunk, seeded(lambda: LinearHead(nn.Linear(8 * 16, 3))).double())
+        x, y = noise(4, 3, 4, 4), classes(4, count=3)
+        (path,) = [m for m in diagnose(s, x, y, generator=generator(), draws=2).methods if m.method == "DirectPath()"]
+        g, found = flat(exact(s, x, y), trunk_names(s)), DirectPath()(s, x, y).grads
+        zeros = {n: torch.zeros_like(p) for n, p in s.trunk_params().items()}
+        cosine = torch.nn.functional.cosine_similarity(flat({**zeros, **found}, trunk_names(s)), g, dim=0)
+        assert path.cosine == pytest.approx(cosine.item())
+        assert path.biased
+
+    def test_warnings_are_left_to_training(self):
+        """Learned feedback warns once about parameters that it does not reach; a diagnosis must not use that up."""
+        trunk = seeded(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh())).double()
+        trunk.register_parameter("unused", nn.Parameter(noise(2)))
+        s, x, y = Split(trunk, seeded(lambda: LinearHead(nn.Linear(4, 3))).double()), noise(6, 3), classes(6, count=3)
+        diagnose(s, x, y, generator=generator(), draws=2)
+        with pytest.warns(UserWarning, match=r"does not reach trunk\.unused"):
+            LearnedFeedback()(s, x, y, generator=generator())
+
+
 class TestWords:
     def test_a_budget_that_determines_the_trunk(self, diagnosis):
-        assert "2 probes per trunk parameter: rho = 1 may work" in str(diagnosis)
+        assert "2 probes per trunk parameter: enough to determine the trunk" in str(diagnosis)
 
     def test_a_budget_that_does_not(self):
         words = str(diagnose(*problem(), generator=generator(), K=K, draws=2, steps=1))
-        assert "0.25 probes per trunk parameter: the trunk is under-determined" in words
-        assert "rho = 1, 0.3, 0.1 and 0.03" in words
+        assert "0.25 probes per trunk parameter" in words
+        assert "under-determined" in words
+
+    @pytest.mark.parametrize(("noise", "values"), [(0.1, "1 and 0.3"), (50, "1, 0.3 and 0.1"), (780, "0.3, 0.1 and")])
+    def test_more_noise_smaller_steps(self, diagnosis, noise, values):
+        """The advice on rho follows the recommended method's noise, whatever the budget."""
+        best = dataclasses.replace(diagnosis.methods[0], noise=noise, cosine=1.0)
+        words = str(dataclasses.replace(diagnosis, methods=(best,)))
+        assert f"rho = {values}" in words
         assert "FrozenTrunk()" in words
+        assert "may work" not in words
+
+    def test_nothing_but_noise(self, diagnosis):
+        best = dataclasses.replace(diagnosis.methods[0], noise=1e4, cosine=0.01)
+        assert "nearly all noise" in str(dataclasses.replace(diagnosis, methods=(best,)))
+        assert "nearly all noise" not in str(diagnosis)
+
+    def test_a_biased_method_is_compared_with_an_unbiased_one(self, diagnosis):
+        first, biased = diagnosis.methods[0], MethodReport("Biased()", biased=True, cosine=1.0, noise=0.1)
+        words = str(dataclasses.replace(diagnosis, methods=(first, biased)))
+        assert "Recommended: Biased()." in words
+        assert "Compare it with SplitFG(K=4), which is unbiased" in words
 
     def test_what_clipping_does_to_the_head(self, diagnosis):
         assert "clip_apart=True" not in str(diagnosis)
         assert "clip_apart=True" in str(dataclasses.replace(diagnosis, head_lost=0.9, joint_norm=8000.0))
 
     def test_no_budget(self):
-        assert "Give the number of training steps" in str(diagnose(*problem(), generator=generator(), draws=2))
+        assert "Pass the number of training steps" in str(diagnose(*problem(), generator=generator(), draws=2))
 
-    def test_numbers_and_k(self, diagnosis):
+    def test_numbers(self, diagnosis):
         words = str(diagnosis)
         assert "trunk 16, head 15 (ratio 0.5161)" in words
         assert f"{diagnosis.energy_ratio:.4f} of it in the trunk (exact gradient)" in words
-        assert "K=4 is about 4 times more noise than signal" in words
         assert all(name in words for name in diagnosis.snr)
 
-    def test_whether_the_head_is_worth_it(self):
-        """A large head at a small trunk, and the reverse."""
-        x, y = noise(6, 3), classes(6, count=3)
-        heavy = mlp_split(3, 4, 3)
-        with torch.no_grad():
-            heavy.head.layers[0].weight.mul_(1e-3)  # hardly anything reaches the trunk
-        assert "worth having" in str(diagnose(heavy, x, y, generator=generator(), draws=2))
-        light = mlp_split(3, 4, 3)
-        with torch.no_grad():
-            light.head.layers[0].weight.mul_(30)
-        assert "little to gain here" in str(diagnose(light, x, y, generator=generator(), draws=2))
+    def test_one_screen(self, diagnosis):
+        """A deep model lists its best and worst parameters alone, and the repr lists none."""
+        many = {f"blocks.{i}.weight": float(i) for i in range(100)}
+        deep = dataclasses.replace(diagnosis, snr=many)
+        assert len(str(deep).splitlines()) <= 40
+        assert all(f"blocks.{i}.weight " in str(deep) for i in (0, 3, 96, 99))
+        assert "blocks.50.weight" not in str(deep)
+        assert len(repr(deep)) < 1000
+
+    def test_whether_the_head_is_worth_it(self, diagnosis):
+        shares = {0.01: "FrozenTrunk() may be nearly as good", 0.5: "worth having", 0.99: "a small gain"}
+        for share, words in shares.items():
+            assert words in str(dataclasses.replace(diagnosis, energy_ratio=share))
 
     def test_the_papers_transformer(self):
         size = theory.TransformerSize(depth=32, width=4096, sequence=4096, batch=8)
         words = str(diagnose(*problem(), generator=generator(), draws=2, size=size))
-        assert "backprop keeps 68.7 GB" in words
+        assert "backprop stores 68.7 GB" in words
 
     def test_too_few_draws(self):
         with pytest.raises(SplitError, match="draws must be at least 2"):
@@ -202,5 +287,6 @@ class TestBlackBox:
 
     def test_what_was_not_measured_is_said_once(self):
         d = diagnose(self.split(lambda params, x: torch.tanh(x @ params["w"])), self.x, self.y, generator=generator())
-        assert "predicted, not measured (K=" in str(d)
+        assert "predicted, not measured (Split-FG, K=" in str(d)
+        assert "Recommended: SplitFG(K=8, engine=CentralDifference())." in str(d)
         assert "signal to noise" not in str(d)

@@ -123,5 +123,5 @@ def test_a_number_among_the_inputs_is_no_empty_batch():
 def test_a_frozen_trunk_has_nothing_to_diagnose():
     s = mlp_split(3, 4, 3)
     s.trunk.requires_grad_(False)
-    with pytest.raises(SplitError, match="no noise to measure"):
+    with pytest.raises(SplitError, match="no trained parameter to diagnose"):
         diagnose(s, noise(5, 3), classes(5, count=3), generator=generator())
