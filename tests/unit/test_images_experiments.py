@@ -29,6 +29,8 @@ from splitfg_lab.experiments.images._build import (
 )
 from splitfg_lab.experiments.images._presets import CIFAR10, CIFAR100, METHOD_TITLES, SETTINGS, screened
 from splitfg_lab.experiments.images.run import accuracy, run
+from splitfg_lab.experiments.images_cost import EXPERIMENT as COST, NETWORKS as COST_NETWORKS
+from splitfg_lab.experiments.images_cost.run import run as run_cost
 from splitfg_lab.experiments.images_memory import (
     EXPERIMENT as MEMORY,
     PAPER as MEMORY_PAPER,
@@ -330,3 +332,32 @@ def test_cifar10_has_the_known_mean_and_deviation():
     scale = ChannelScale.fit(_cifar10().train_x)
     assert (scale.mean / 255).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
     assert (scale.deviation / 255).tolist() == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+
+
+class TestCost:
+    @staticmethod
+    def measure(tmp_path, **changes):
+        config = replace(override(COST.preset("compiled").config, COST.smoke), **changes)
+        folder = RunFolder.of(tmp_path, COST.name, "compiled", 0)
+        folder.prepare(COST.name, "compiled", 0, config)
+        return execute(folder, run_cost, config, device="cpu", emit=lambda event: None)
+
+    def test_every_variant_is_timed_against_backprop_on_its_network(self, tmp_path):
+        metrics = self.measure(tmp_path).metrics
+        assert metrics["ms/cifar10-split_fg"] > 0
+        ratio = metrics["ms/cifar10-split_fg"] / metrics["ms/flat-backprop"]
+        assert metrics["ratio/cifar10-split_fg"] == pytest.approx(ratio)
+        assert metrics["ratio/flat-backprop"] == 1
+        assert metrics["ms/cifar10-forward_forward"] > 0
+        assert "ratio/cifar10-forward_forward" not in metrics, "the MLP has no backprop preset"
+
+    def test_networks_are_those_of_their_references(self):
+        for reference, group in COST_NETWORKS.items():
+            networks = {EXPERIMENT.preset(name).config.network for name in group}
+            light = {replace(n, inner=None) if hasattr(n, "inner") else n for n in networks}
+            assert len(light) == 1
+            assert not reference or EXPERIMENT.preset(reference).config.network in networks
+
+    def test_an_unknown_variant_is_an_error(self, tmp_path):
+        with pytest.raises(RunError, match="not presets of images: magic"):
+            self.measure(tmp_path, variants=("magic",))

@@ -331,7 +331,7 @@ class TestProvenance:
     def test_everything_a_number_rests_on(self):
         runs = [
             run("a", 1.0, 0, wall_s=30.0),
-            run("a", 1.0, 1, wall_s=30.0, git_dirty=True),
+            run("a", 1.0, 1, wall_s=30.0, git_dirty=True, side_by_side=10),
             run("a", 1.0, 2, wall_s=30.0, device="cpu: EPYC", versions={"torch": "2.11.0"}),
             run("a", 1.0, 7, wall_s=31.0, git=None, finished="2025-03-04T00:00:00+00:00", source="results/e.json"),
         ]
@@ -341,6 +341,7 @@ class TestProvenance:
         assert facts["Runs"] == "4 runs, 2 min 1 s in all"
         assert facts["Seeds"] == "0-2, 7"
         assert facts["Device"] == "cuda: NVIDIA H200 (×3), cpu: EPYC (×1)"
+        assert facts["Machine"] == "one run at a time (×3), shared by 10 runs (×1)"
         assert facts["Dates"] == "2025-03-01 to 2025-03-04"
         assert facts["Versions"] == "python 3.12.3, torch 2.11.0 and 2.13.0, numpy 2.5.0"
         assert facts["Revision"] == "a1b2c3d4e5 (×2), a1b2c3d4e5 with local changes (×1), unknown (×1)"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugin"))
@@ -18,6 +19,7 @@ from tiny import Sgd, TinyConfig
 from splitfg_lab.files import replacing
 from splitfg_lab.runs import (
     ConfigError,
+    RunContext,
     RunError,
     RunFolder,
     RunReport,
@@ -29,6 +31,7 @@ from splitfg_lab.runs import (
     to_json,
 )
 from splitfg_lab.runs._metrics import MetricsWriter
+from splitfg_lab.runs.checkpoint import Checkpoint
 from splitfg_lab.runs.folder import variant_name
 from splitfg_lab.runs.results import add_results, read_results
 from splitfg_lab.runs.storage import write_atomic, write_json
@@ -307,3 +310,27 @@ def test_a_bad_metrics_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f'{{"step": 1}}\n{line}\n')
     with pytest.raises(RunError, match="line 2"):
         read_metrics(path)
+
+
+def _context(folder: RunFolder, checkpoint: Checkpoint | None = None) -> RunContext:
+    return RunContext(folder, checkpoint, device=torch.device("cpu"), emit=lambda event: None)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "recorded"), [(1, "1", 1), (4, "1", 4), (1, "4", 4), (None, "1", None), (1, None, None)]
+)
+def test_a_resumed_run_records_the_most_runs_that_ever_shared_its_machine(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, earlier: int | None, now: str | None, recorded: int | None
+) -> None:
+    monkeypatch.delenv("SPLITFG_SIDE_BY_SIDE", raising=False)
+    if now is not None:
+        monkeypatch.setenv("SPLITFG_SIDE_BY_SIDE", now)
+    checkpoint = Checkpoint({"books": {"side_by_side": earlier}}, "")
+    with _context(folder, checkpoint) as run:
+        assert run.books.side_by_side == recorded
+
+
+@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], [[float("nan")]]])
+def test_a_matrix_must_be_rectangular_and_finite(folder: RunFolder, rows: list[list[float]]) -> None:
+    with _context(folder) as run, pytest.raises(ValueError, match="'confusion'"):
+        run.record_matrix("confusion", rows)

@@ -1,4 +1,4 @@
-"""Peak memory of several variants of a step, each in a process of its own: what one leaves behind changes the next."""
+"""Measure several variants of a step, each in its own process: work space of one changes the peak of the next."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SIDE_BY_SIDE = 6
 
 
 def peaks(measure: Peak, variants: Sequence[str], config: Any, seed: int, run: RunContext) -> dict[str, float]:
-    """What ``measure`` finds for every variant, as ``what/variant``.
+    """Return the values of ``measure`` for every variant, as ``what/variant``.
 
     Raises:
-        RunError: There is no GPU, on which alone torch counts memory; or no variant could be measured.
+        RunError: There is no GPU (torch counts memory only there), or all variants failed.
     """
     if run.device.type != "cuda":
         raise RunError("memory can only be measured on a GPU: pass --device cuda where there is one")
@@ -30,10 +30,12 @@ def peaks(measure: Peak, variants: Sequence[str], config: Any, seed: int, run: R
 
 
 def in_processes(measure: Peak, variants: Sequence[str], config: Any, seed: int, run: RunContext) -> dict[str, float]:
-    """What ``measure`` finds for every variant, each in a process of its own; those that fail are left out.
+    """Call ``measure`` for every variant, each in its own process, and return its values as ``what/variant``.
+
+    Variants that fail are left out, with a note.
 
     Raises:
-        RunError: None is left, or a process was killed.
+        RunError: All variants failed, or a process was killed.
     """
     found: dict[str, float] = {}
     with _ended_with(ProcessPoolExecutor(_SIDE_BY_SIDE, get_context("spawn"), max_tasks_per_child=1)) as pool:
@@ -50,9 +52,9 @@ def in_processes(measure: Peak, variants: Sequence[str], config: Any, seed: int,
 
 
 def _attempt(measure: Peak, *arguments: Any) -> tuple[dict[str, float], str]:
-    """What was found, or words for why not: errors of a compiler do not travel between processes.
+    """Return the values, or the text of an error: errors of a compiler cannot be pickled.
 
-    One variant that does not fit or does not compile leaves the others their numbers.
+    A variant that does not fit or compile must not stop the others.
     """
     try:
         return measure(*arguments), ""

@@ -1,6 +1,6 @@
-"""Reports: every table and figure of the paper beside our runs, as a page, as Markdown and in the terminal.
+"""Reports: the tables and figures of the paper with our runs, as a page, as Markdown and in the terminal.
 
-Reads run folders and recorded results files only; nothing here runs anything or imports torch.
+Reports read run folders and recorded results files; they run nothing and do not import torch.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["UnreadableWarning", "build_report", "print_report", "report_markdown
 
 
 class UnreadableWarning(UserWarning):
-    """Something under ``runs`` or ``results`` could not be read and is missing from the report."""
+    """A file under ``runs`` or ``results`` could not be read and is missing from the report."""
 
 
 def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Experiment] | None = None) -> Path:
-    """Write ``report.html``, one page that needs nothing but itself, and ``report.md`` into a folder.
+    """Write ``report.html``, a self-contained page, and ``report.md`` into a folder.
 
     Args:
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
-        out: The folder to write into, made if need be. Both files are replaced as a whole.
-        experiments: What to report on; all shipped experiments if not given.
+        out: The folder to write into; created if missing. Both files are replaced.
+        experiments: The experiments to report on; all by default.
 
     Returns:
         The path of the HTML page.
@@ -60,7 +60,7 @@ def report_markdown(runs: Path, results: Path, experiments: Sequence[Experiment]
     Args:
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
-        experiments: What to report on; all shipped experiments if not given.
+        experiments: The experiments to report on; all by default.
 
     Warns:
         UnreadableWarning: Some files could not be read. The report itself lists them too.
@@ -79,14 +79,14 @@ def print_report(
     console: Console | None = None,
     experiments: Sequence[Experiment] | None = None,
 ) -> None:
-    """Print the tables, and at the end what could not be read.
+    """Print the tables, and then the files that could not be read.
 
     Args:
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
-        experiment: The only experiment to print; all of them if not given.
-        console: Where to print; the standard output if not given, whatever its width where it is no terminal.
-        experiments: What to report on; all shipped experiments if not given.
+        experiment: The only experiment to print; all by default.
+        console: The console to print on; by default the standard output, without a width limit for files and pipes.
+        experiments: The experiments to report on; all by default.
 
     Raises:
         ValueError: There is no experiment of that name.
@@ -100,14 +100,14 @@ def print_report(
 def write_figures(
     runs: Path, results: Path, out: Path, experiment: str, experiments: Sequence[Experiment] | None = None
 ) -> list[Path]:
-    """Write the figures of one experiment as SVG files, ``<key>.svg``; those with nothing to draw are left out.
+    """Write the figures of one experiment as SVG files, ``<key>.svg``; figures with nothing to draw are skipped.
 
     Args:
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
-        out: The folder to write into, made if need be.
-        experiment: Whose figures.
-        experiments: What to look it up in; all shipped experiments if not given.
+        out: The folder to write into; created if missing.
+        experiment: The name of the experiment.
+        experiments: The experiments to look it up in; all by default.
 
     Returns:
         The files written.

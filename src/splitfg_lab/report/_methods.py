@@ -10,6 +10,7 @@ from splitfg_lab.runs.config import to_json
 
 COLOURS: Final = (
     "#1b62a5", "#c2491d", "#12795a", "#8b4aa8", "#9a6b00", "#0d8496", "#b53a6b", "#5c6570", "#6b8e23", "#7a5c3e",
+    "#2fa84f",
 )  # fmt: skip
 """Line colours on a light page; the page's ``--fig-series-N`` replaces the N-th."""
 
@@ -24,6 +25,7 @@ _BY_METHOD: Final = {
     "frozen": 7,
     "activity": 8,
     "hopfield": 9,
+    "learned_feedback": 10,
 }
 _SAME: Final = {
     "es": "evolution",

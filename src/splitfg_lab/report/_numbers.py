@@ -1,4 +1,4 @@
-"""Numbers as people read them: means over seeds, the paper's value, and the difference between the two."""
+"""Format numbers: means over seeds, the paper's value, and the difference between the two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Summary:
 
     @property
     def n(self) -> int:
-        """How many values the mean rests on."""
+        """The number of values behind the mean."""
         return len(self.values)
 
     @property
@@ -45,44 +45,44 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Collect values, counting those that are as good as infinite as diverged."""
+    """Collect values; values that are not finite or are huge count as diverged."""
     values = tuple(values)
     usable = tuple(v for v in values if is_usable(v))
     return Summary(usable, len(values) - len(usable))
 
 
 def is_usable(value: float) -> bool:
-    """Whether a value is finite and no larger than what sums of squares can hold."""
+    """Return whether a value is finite and small enough to square and sum."""
     return abs(value) < _LARGEST
 
 
 def number(value: float, decimals: int) -> str:
-    """A number with thousands separated and a real minus sign: ``−1,234.5``; scientific beyond 1e12."""
+    """Return a number with thousands separated and a real minus sign: ``−1,234.5``; scientific beyond 1e12."""
     text = f"{value:,.{decimals}f}" if abs(value) < _LONGEST else f"{value:.3e}"
     return text.lstrip("-") if _is_zero(text) else text.replace("-", MINUS)
 
 
 def plus_minus(mean: float, std: float | None, decimals: int) -> str:
-    """``61.9 ± 0.3``, or the mean alone where there is no spread to give."""
+    """Return ``61.9 ± 0.3``, or the mean alone without a standard deviation."""
     text = number(mean, decimals)
     return text if std is None else f"{text} ± {number(std, decimals)}"
 
 
 def quoted(paper: Paper, decimals: int) -> str:
-    """What the paper prints, with no more digits than it prints: 2.4 does not become 2.4000."""
+    """Return the paper's value with no more digits than it prints: 2.4 does not become 2.4000."""
     printed = max(_decimals(value) for value in (paper.mean, paper.std) if value is not None)
     return plus_minus(paper.mean, paper.std, min(decimals, printed))
 
 
 def measured(summary: Summary, decimals: int) -> str:
-    """``61.9 ± 0.3 (5)``: mean, standard deviation and how many runs."""
+    """Return ``61.9 ± 0.3 (5)``: mean, standard deviation and number of runs."""
     if summary.mean is None:
         raise ValueError("There is no value to print: ask for `summary.mean` first.")
     return f"{plus_minus(summary.mean, summary.std, decimals)} ({summary.n})"
 
 
 def difference(ours: float, paper: Paper, decimals: int, *, relative: bool) -> str:
-    """Ours minus the paper's, absolute and, where asked for and defined, relative: ``+12.3 (+3.2%)``.
+    """Return ours minus the paper's, absolute and, if ``relative`` and defined, relative: ``+12.3 (+3.2%)``.
 
     A percentage of a percentage misleads: see :func:`is_share`.
     """
@@ -93,22 +93,22 @@ def difference(ours: float, paper: Paper, decimals: int, *, relative: bool) -> s
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a part of a whole, as a fraction or in percent: two of these differ by points.
+    """Return whether a metric is a fraction or a percentage: differences of these are in points.
 
-    Shares are accuracies and what is named so: ``memsave_percent``, ``trunk_share``, ``saved/METHOD``.
+    Accuracies are, and metrics with such a name: ``memsave_percent``, ``trunk_share``, ``saved/METHOD``.
     """
     kind = metric.partition("/")[0]
     return kind == "saved" or not _SHARES.isdisjoint(kind.split("_"))
 
 
 def signed(value: float, decimals: int) -> str:
-    """A number that always says its direction; no sign where it rounds to zero."""
+    """Return a number with a plus or minus sign; without a sign if it rounds to zero."""
     text = number(value, decimals)
     return text if text.startswith(MINUS) or _is_zero(text) else f"+{text}"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number of unknown size in about ``digits`` significant digits; scientific below 1e-4 only."""
+    """Return a number in about ``digits`` significant digits; scientific below 1e-4 only."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))
@@ -118,7 +118,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Wall time in the two units that matter: ``3 min 20 s``."""
+    """Return a duration in its two largest units: ``3 min 20 s``."""
     if seconds < 60:
         return f"{significant(seconds, 2)} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What numbers rest on: how many runs, which seeds, machines, versions and revisions, and when."""
+"""The provenance of numbers: runs, seeds, machines, versions, revisions and dates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Provenance:
 
 
 def provenance(runs: Sequence[RunRecord]) -> Provenance | None:
-    """What is known about these runs; ``None`` where there are none."""
+    """Return the provenance of runs; ``None`` without runs."""
     if not runs:
         return None
     count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
@@ -34,6 +34,7 @@ def provenance(runs: Sequence[RunRecord]) -> Provenance | None:
         ("Runs", f"{count}, {duration(sum(run.report.wall_s for run in runs))} in all"),
         ("Seeds", seeds),
         ("Device", devices),
+        ("Machine", _counted(_sharing(run) for run in runs)),
         ("Dates", dates),
         ("Versions", versions),
         ("Revision", revisions),
@@ -48,13 +49,20 @@ def _revision(run: RunRecord) -> str:
     return f"{run.report.git[:10]} with local changes" if run.report.git_dirty else run.report.git[:10]
 
 
+def _sharing(run: RunRecord) -> str:
+    count = run.report.side_by_side
+    if count is None:
+        return "not recorded whether other runs shared it"
+    return "one run at a time" if count == 1 else f"shared by {count} runs"
+
+
 def _source(run: RunRecord) -> str:
     path = Path(run.source)
     return f"{path.parent.name}/{path.name}" if path.suffix == ".json" else "run folders"
 
 
 def _counted(values: Iterable[str]) -> str:
-    """Distinct values, the most frequent first, each with its count where there are several."""
+    """Join distinct values, the most frequent first, each with its count if there are several."""
     counts = Counter(values)
     if len(counts) == 1:
         return next(iter(counts))
@@ -76,7 +84,7 @@ def _dates(runs: Sequence[RunRecord]) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """``0-4, 7``: consecutive numbers folded."""
+    """Return ``0-4, 7``: consecutive numbers as ranges."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Images: CIFAR-10 and CIFAR-100 learned every way the paper names, and the flat-head ablation."""
+"""Images: CIFAR-10 and CIFAR-100 with all methods of the paper, and the flat-head ablation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from splitfg_lab.experiments.spec import Experiment
 __all__ = ["ABLATION", "EXPERIMENT", "FULL", "SMOKE", "Backbone", "FlatNetwork", "ImageTraining", "PlainMLP"]
 
 SMOKE = ("dataset=synthetic", "steps=2", "horizon=2", "warmup=1", "batch=4", "evaluations=1", "checkpoints=1")
-"""Overrides under which a run takes a moment and needs no data."""
+"""Overrides for a run of a few seconds on synthetic data."""
 
 EXPERIMENT = Experiment(
     name="images",

@@ -1,4 +1,4 @@
-"""From a config to the images, the network and the learner."""
+"""Build the images, the network and the learner of a config."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ _SYNTHETIC_SIDE, _SYNTHETIC_CLASSES = 8, 10
 
 @dataclass(frozen=True)
 class ImageData:
-    """Training and test images on the device, both standardised by the training images."""
+    """Training and test images on the device, both standardised by the training images' statistics."""
 
     train: DeviceImages
     test: DeviceImages
@@ -39,12 +40,12 @@ class ImageData:
 
 
 class TrainingBatches:
-    """Augmented batches as a network reads them: images, or rows of pixels.
+    """Augmented batches in the shape that the network takes: images, or rows of pixels.
 
     Args:
-        config: Says batch, steps and network.
-        images: What is trained on.
-        seed: Of orders and views.
+        config: Batch, steps and network.
+        images: The training images.
+        seed: Seed of the order and the augmentation.
     """
 
     def __init__(self, config: ImageTraining, images: DeviceImages, seed: int) -> None:
@@ -52,21 +53,21 @@ class TrainingBatches:
         self._config = config
 
     def __call__(self, step: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a step."""
+        """Return inputs and labels of a step."""
         x, y = self._augmented(step)
         return as_read(self._config, x), y
 
 
 def as_read(config: ImageTraining, x: Tensor) -> Tensor:
-    """Images as the config's network reads them."""
+    """Return images in the shape that the config's network takes."""
     return x.flatten(1) if isinstance(config.network, PlainMLP) else x
 
 
 def load_data(config: ImageTraining, device: torch.device) -> ImageData:
-    """The images of a config, on the device.
+    """Load the images of a config onto the device.
 
     Raises:
-        DataError: They are not there, or damaged.
+        DataError: The files are missing or damaged.
     """
     data = _synthetic() if config.dataset == "synthetic" else load_images(config.dataset)
     scale = ChannelScale.fit(data.train_x)
@@ -75,8 +76,18 @@ def load_data(config: ImageTraining, device: torch.device) -> ImageData:
     return ImageData(train, test, data.classes)
 
 
+def random_data(dataset: Literal["cifar10", "cifar100"], images: int, device: torch.device) -> ImageData:
+    """Make random images of CIFAR's size, to measure time and memory without data files."""
+    rng = np.random.default_rng(0)
+    classes = 10 if dataset == "cifar10" else 100
+    pixels = rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)
+    labels = rng.integers(0, classes, images)
+    made = DeviceImages(pixels, labels, scale=ChannelScale.fit(pixels[:1000]), device=device)
+    return ImageData(made, made, classes)
+
+
 def make_split(config: ImageTraining, data: ImageData, seed: int) -> Split:
-    """The network, initialised alike on every device."""
+    """Build the network with the same initial values on every device."""
     generator = torch.Generator().manual_seed(seed)
     trunk = config.network.trunk(data.train.shape, generator)
     head = config.network.head(data.train.shape, data.classes, generator)
@@ -84,11 +95,11 @@ def make_split(config: ImageTraining, data: ImageData, seed: int) -> Split:
 
 
 def make_learner(config: ImageTraining, split: Split, batches: TrainingBatches) -> GradientLearner | CapturedLearner:
-    """The learner of a gradient method, sped up as the config says."""
+    """Build the learner of a gradient method, compiled or captured if the config says so."""
     learner = gradient_learner(config, split, horizon=config.horizon)
     if config.step == "eager":
         return learner
-    # predictive coding settles the layers of a plain MLP, which a compiled one no longer has
+    # predictive coding needs the layers of a plain MLP, which a compiled trunk does not expose
     local = isinstance(config.method, PredictiveCodingMethod)
     device = next(split.model.parameters()).device
     compile_ = None if local else compiler(config.step, device)
@@ -98,10 +109,10 @@ def make_learner(config: ImageTraining, split: Split, batches: TrainingBatches) 
 def make_forward_forward(
     config: ImageTraining, method: ForwardForwardMethod, data: ImageData, seed: int
 ) -> ForwardForward:
-    """The layer-local learner, the label beside the pixels.
+    """Build the layer-local learner; its input is the pixels and the label.
 
     Raises:
-        RunError: The network is no plain MLP.
+        RunError: The network is not a plain MLP.
     """
     if not isinstance(config.network, PlainMLP):
         raise RunError(f"Forward-Forward trains a PlainMLP, not a {type(config.network).__name__}: set network to one")
@@ -121,14 +132,14 @@ def make_forward_forward(
 
 
 def make_readout(config: ImageTraining, method: HopfieldMethod, data: ImageData, seed: int) -> HopfieldReadout:
-    """The readout over the frozen random trunk."""
+    """Build the readout over the frozen random trunk."""
     trunk = config.network.trunk(data.train.shape, torch.Generator().manual_seed(seed)).to(data.train.device)
     return HopfieldReadout(trunk, classes=data.classes, capacity=method.capacity)
 
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """float32 matrix products and convolutions at this precision, for a while."""
+    """Set the precision of float32 matrix products and convolutions inside the context."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = name != "highest"
     try:
@@ -151,7 +162,7 @@ def _synthetic() -> Images:
 
 
 def _made_up(rng: np.random.Generator, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Random images whose brightness tells the class."""
+    """Make random images whose brightness depends on the class."""
     labels = rng.integers(0, _SYNTHETIC_CLASSES, count)
     noise = rng.integers(0, 56, (count, 3, _SYNTHETIC_SIDE, _SYNTHETIC_SIDE))
     return (noise + 20 * labels[:, None, None, None]).astype(np.uint8), labels

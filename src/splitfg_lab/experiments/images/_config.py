@@ -1,4 +1,4 @@
-"""What an image run is: the data, the network, the method and the budget."""
+"""The config of an image run: data, network, method and budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = 23_437
 """Steps of the full budget, 60 epochs of 50,000 images at 128 a step."""
 
 ABLATION = 6_000
-"""Steps of the flat-head ablation, 15.4 epochs; here also the budget of screenings."""
+"""Steps of the flat-head ablation, 15.4 epochs; also the budget of the screening runs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The networks of the image experiments as recipes: full backbones, the flat head's light trunk, a plain MLP.
+"""Recipes of the networks in the image experiments: full backbones, the flat head's light trunk, a plain MLP.
 
 Nothing here imports torch until something is built.
 """
@@ -29,14 +29,14 @@ class NetworkRecipe(ABC):
 
     @abstractmethod
     def trunk(self, shape: Shape, generator: torch.Generator) -> ResNet | FlatTrunk | MLP:
-        """From images to h."""
+        """Build the module that maps images to h."""
 
     @abstractmethod
     def widths_from_h(self, shape: Shape) -> tuple[int, ...]:
-        """The width of h, and those between the head's layers."""
+        """Return the width of h, and of the layers inside the head."""
 
     def head(self, shape: Shape, classes: int, generator: torch.Generator) -> LinearHead:
-        """From h to the classes, in closed form."""
+        """Build the closed-form head that maps h to the classes."""
         from splitfg.heads import LinearHead
         from splitfg.models import linear
 
@@ -52,13 +52,13 @@ class Backbone(NetworkRecipe):
     blocks: tuple[int, ...] = (3, 3, 3)
 
     def trunk(self, shape: Shape, generator: torch.Generator) -> ResNet:  # noqa: ARG002
-        """:class:`~splitfg.models.ResNet`."""
+        """Build a :class:`~splitfg.models.ResNet`."""
         from splitfg.models import ResNet
 
         return ResNet(widths=self.widths, blocks=self.blocks, generator=generator)
 
     def widths_from_h(self, shape: Shape) -> tuple[int]:  # noqa: ARG002
-        """That of h alone: one linear layer."""
+        """Return the width of h: the head is one linear layer."""
         return (self.widths[-1],)
 
 
@@ -78,13 +78,13 @@ class FlatNetwork(NetworkRecipe):
         raise_if(below(1, self, "width", "inner"))
 
     def trunk(self, shape: Shape, generator: torch.Generator) -> FlatTrunk:  # noqa: ARG002
-        """:class:`~splitfg.models.FlatTrunk`."""
+        """Build a :class:`~splitfg.models.FlatTrunk`."""
         from splitfg.models import FlatTrunk
 
         return FlatTrunk(width=self.width, generator=generator)
 
     def widths_from_h(self, shape: Shape) -> tuple[int, ...]:
-        """That of h, and H where there are two layers."""
+        """Return the width of h, and H if the head has two layers."""
         _, height, width = shape
         flat = self.width * height * width
         return (flat,) if self.inner is None else (flat, self.inner)
@@ -97,17 +97,17 @@ class PlainMLP(NetworkRecipe):
     widths: tuple[int, ...] = (2000, 2000)
 
     def trunk(self, shape: Shape, generator: torch.Generator) -> MLP:
-        """:class:`~splitfg.models.MLP` over the pixels."""
+        """Build an :class:`~splitfg.models.MLP` over the pixels."""
         return self.over(math.prod(shape), generator)
 
     def over(self, features: int, generator: torch.Generator) -> MLP:
-        """The MLP over this many inputs."""
+        """Build the MLP for this many inputs."""
         from splitfg.models import MLP
 
         return MLP(features, widths=self.widths, generator=generator)
 
     def widths_from_h(self, shape: Shape) -> tuple[int]:  # noqa: ARG002
-        """That of h alone: one linear layer."""
+        """Return the width of h: the head is one linear layer."""
         return (self.widths[-1],)
 
 
@@ -115,4 +115,4 @@ RESNET18 = Backbone((64, 128, 256, 512), (2, 2, 2, 2))
 """The paper's backbone for CIFAR-100."""
 
 FLAT18 = FlatNetwork(64, 128)
-"""Its light trunk and head."""
+"""The light trunk and head of ResNet-18."""

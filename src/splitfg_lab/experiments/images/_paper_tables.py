@@ -1,4 +1,4 @@
-"""The paper's tables of the image experiments, with its numbers, and what goes beyond them."""
+"""The paper's image tables with its numbers, and tables beyond the paper."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAIN = {
 FROZEN = {"cifar10": (55.2, 60.5), "cifar100": (34.8, 35.2)}
 """The paper's frozen trunk and Split-FG in its control of a single seed."""
 
-ABLATION_ROWS = (  # label, preset, what is estimated, the paper's accuracy
+ABLATION_ROWS = (  # label, preset, estimated parameters, the paper's accuracy
     ("Backprop", "flat-backprop", "nothing", Paper(70.7, 0.3)),
     ("Split-FG, two-layer linear head", "flat-split_fg", "trunk (5,136)", Paper(56.9, 1.2)),
     ("Split-FG, single linear head", "flat-split_fg-single", "trunk (5,136)", Paper(54.4, 1.5)),
@@ -53,7 +53,7 @@ ABLATION_ROWS = (  # label, preset, what is estimated, the paper's accuracy
     ("Split-FG on the whole ResNet-20, its linear head", "naive-split_fg", "trunk (271,824)", None),
 )
 
-TEST_ROWS = (  # label, preset, against, what the paper says
+TEST_ROWS = (  # label, preset, against, the paper's result
     ("Two-layer head against single", "flat-split_fg", "flat-split_fg-single", "+2.5, t(4) = 6.93, p < 0.01"),
     ("Split-FG against pure FG, flat head", "flat-split_fg", "flat-pure_fg", "+34"),
     ("Split-FG against backprop, CIFAR-10", "cifar10-split_fg", "cifar10-backprop", "-27.7"),
@@ -74,7 +74,7 @@ TEST_ROWS = (  # label, preset, against, what the paper says
 
 
 def tables() -> tuple[Table, ...]:
-    """The main table, the ablation, the control, the tests, and tangents and step scales beyond the paper's."""
+    """Return all tables: main, ablation, control, paired tests, and those beyond the paper."""
     return (
         _main(),
         _ablation(),
@@ -234,7 +234,7 @@ CIFAR10_CLASSES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "hor
 
 
 def headlines() -> tuple[Headline, ...]:
-    """The accuracies of the report's summary."""
+    """Return the rows of the report's summary."""
     return (*(_main_headline(setting) for setting in SETTINGS), _flat_headline())
 
 
@@ -263,7 +263,7 @@ def _flat_headline() -> Headline:
 
 
 def figures() -> tuple[Figure, ...]:
-    """Accuracy over training and against the number of tangents, confusion matrices, and filters."""
+    """Return all figures: accuracy over training and by tangents, confusion matrices, and filters."""
     curves = tuple(_accuracy_curves(s, x) for s in SETTINGS for x in ("step", "wall_s"))
     moved = tuple(
         Curves(f"images-moved-{s.dataset}", f"{s.label}: how far the trunk moves", _tangents(s), "trunk_moved")

@@ -1,7 +1,7 @@
-"""Every row that can be run.
+"""The presets of the image experiments.
 
-``cifar10-...`` and ``cifar100-...`` are the main table's at the full budget; ``flat-...`` and ``flat100-...`` the flat
-head's at the ablation's budget, on CIFAR-10 and CIFAR-100.
+``cifar10-...`` and ``cifar100-...`` have the full budget of the main table; ``flat-...`` and ``flat100-...`` are the
+flat head on CIFAR-10 and CIFAR-100 with the ablation's budget.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
     "dfa": ("direct feedback alignment", LearnedFeedbackMethod(DirectRoute(FixedRule()))),
     "alignment": ("feedback alignment", LearnedFeedbackMethod(RelayRoute(FixedRule()))),
 }
-"""Feedback through learned maps and through random ones, by the end of a preset's name."""
+"""Methods with learned and with random feedback maps, by the last part of a preset's name."""
 
-# Steps in which every training image comes once.
+# Steps of one pass over the training images.
 _PASS = -(-50_000 // 128)
 
 
 @dataclass(frozen=True)
 class ImageSetting:
-    """What the paper fixes for an image set.
+    """The paper's settings for an image set.
 
     Attributes:
         dataset: Its name.
-        label: Its name for people.
-        flat: What presets at the ablation's budget begin with.
+        label: Its name in tables.
+        flat: Prefix of the presets with the ablation's budget.
         backbone: The full network.
         light: The flat head's network.
-        optimizer: Of the gradient methods.
-        warmup: Steps.
-        budgets: Steps of the methods that were stopped early.
-        together: Tangents of the light trunk that ride together: 512 MiB of dh.
+        optimizer: The optimizer of the gradient methods.
+        warmup: Steps of the linear warmup.
+        budgets: Steps of the methods that the paper stopped early.
+        together: Tangents of the light trunk per chunk: 512 MiB of dh.
     """
 
     dataset: Literal["cifar10", "cifar100"]
@@ -94,19 +94,19 @@ class ImageSetting:
     together: int
 
     def training(self, method: MethodRecipe, network: Backbone | FlatNetwork, steps: int = FULL) -> ImageTraining:
-        """A gradient method at this set's settings, for the full budget or stopped early."""
-        # a difference of two losses does not survive TF32
+        """Return the config of a gradient method, for the full budget or fewer steps of it."""
+        # TF32 is too coarse for the difference of two losses
         matmul: Literal["high", "highest"] = "highest" if isinstance(method, EvolutionMethod) else "high"
         config = ImageTraining(self.dataset, method, network, self.optimizer, steps=steps, warmup=self.warmup)
         return replace(config, matmul=matmul)
 
     def ablation(self, method: MethodRecipe, *, rho: float = 1.0, apart: bool = False) -> ImageTraining:
-        """A method on the flat-head network, annealed over the ablation's budget."""
+        """Return the config of a method on the flat-head network, annealed over the ablation's budget."""
         config = self.training(method, self.light, ABLATION)
         return replace(config, horizon=ABLATION, rho=rho, clip_apart=apart, checkpoints=1)
 
     def split_fg(self, K: int) -> SplitFGMethod:
-        """K tangents, as many together as fit."""
+        """Return Split-FG with K tangents, in chunks that fit."""
         return SplitFGMethod(K, None if self.together >= K else self.together)
 
 
@@ -126,24 +126,24 @@ SETTINGS = (CIFAR10, CIFAR100)
 
 
 def screened(setting: ImageSetting, K: int, rho: float, *, apart: bool = False) -> str:
-    """The name of a Split-FG preset at the ablation's budget."""
+    """Return the name of a Split-FG preset with the ablation's budget."""
     if (setting, K, rho, apart) == (CIFAR10, 4, 1.0, False):
         return "flat-split_fg"
     return f"{setting.flat}-k{K}-rho{rho:g}{'-apart' * apart}"
 
 
 def longer(setting: ImageSetting, K: int, rho: float) -> str:
-    """The name of a Split-FG preset with other than the paper's K and rho at the full budget."""
+    """Return the name of a Split-FG preset with the full budget and another K or rho than the paper's."""
     return f"{setting.dataset}-k{K}-rho{rho:g}"
 
 
 def direct(start: str, rho: float) -> str:
-    """The name of a direct-path preset, with the set at the full budget or ``flat`` before it."""
+    """Return the name of a direct-path preset; ``start`` is the data set, or ``flat`` for the ablation's budget."""
     return f"{start}-direct-rho{rho:g}"
 
 
 def presets() -> tuple[Preset, ...]:
-    """All of them, each name once."""
+    """Return all presets, each name once."""
     made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
     made += [p for s in SETTINGS for p in (*_screening(s), *_longer(s))]
     made += [*_feedback()]

@@ -22,17 +22,17 @@ VARIANTS = {
     "flat-backprop": "Backprop, flat head",
     "flat-checkpointed": "Backprop, flat head, activation checkpointing",
 }
-"""What is measured, in the order of the table; the number after ``chunk`` says how many of the K = 4 ride together."""
+"""Names and labels of the variants, in the order of the table; ``chunk`` is the number of tangents at a time, of 4."""
 
 
 @dataclass(frozen=True)
 class ImageMemory:
-    """Peaks of several methods, each in a process of its own, on made-up images of CIFAR's size.
+    """Peak memory of several methods, each in its own process, on random images of CIFAR's size.
 
     Attributes:
-        dataset: Whose networks and number of classes.
-        variants: What is measured, by name.
-        images: Training images that lie on the GPU, a byte per pixel.
+        dataset: The data set whose networks and number of classes to use.
+        variants: Names of the variants to measure.
+        images: Training images on the GPU, a byte per pixel.
         batch: Images per step.
         step: ``eager``, as the paper measured, or ``compiled`` and captured in a CUDA graph, or ``captured`` alone.
         matmul: float32 products and convolutions: ``high`` allows TF32.
@@ -55,7 +55,7 @@ PAPER = {  # MiB, by variant
     "cifar100": {"backprop": 3402.0, "split_fg-chunk1": 3117.0},
 }
 REFERENCE_DIFFERENCE = {"cifar10": 15.6, "cifar100": 8.4}
-"""What the paper prints as the saving of Split-FG against backprop, in %."""
+"""The paper's saving of Split-FG against backprop, in %."""
 
 
 def _row(dataset: str, variant: str) -> Row:
@@ -75,7 +75,7 @@ def _row(dataset: str, variant: str) -> Row:
 
 
 def _table(dataset: str) -> Table:
-    columns = ("peak, MiB", "saved against backprop, %", "beyond what is resident, MiB")
+    columns = ("peak, MiB", "saved against backprop, %", "beyond resident memory, MiB")
     return Table(
         f"images-memory-{dataset}",
         f"Peak GPU memory of a training step: {LABELS[dataset]}, batch 128, K = 4",

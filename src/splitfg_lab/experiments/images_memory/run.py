@@ -1,22 +1,19 @@
-"""Take a few steps of every variant in a process of its own and read the allocator's peak."""
+"""Take a few steps of every variant, each in its own process, and read the allocator's peak."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from splitfg import Backprop, CheckpointedBackprop, ForwardGradient, ForwardMode, FrozenTrunk, GradientLearner, SplitFG
 from splitfg.estimators import Estimator
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import Adam, FrozenMethod
-from splitfg_lab.data.augment import ChannelScale
-from splitfg_lab.data.device_images import DeviceImages
 from splitfg_lab.experiments._peaks import peaks, savings
 from splitfg_lab.experiments._training import compiler
-from splitfg_lab.experiments.images._build import ImageData, TrainingBatches, make_split, precision
+from splitfg_lab.experiments.images._build import TrainingBatches, make_split, precision, random_data
 from splitfg_lab.experiments.images._presets import CIFAR10, CIFAR100
 from splitfg_lab.experiments.images_memory import VARIANTS, ImageMemory
 from splitfg_lab.runs import RunContext, RunError
@@ -45,10 +42,10 @@ _LIGHT: dict[str, Estimator] = {
 
 
 def run(config: ImageMemory, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Peak memory of every variant, and their savings against backprop.
+    """Return the peak memory of every variant, and savings against backprop.
 
     Raises:
-        RunError: There is no GPU, on which alone torch counts memory, or a variant is not known.
+        RunError: There is no GPU (torch counts memory only there), or a variant is unknown.
     """
     unknown = [name for name in config.variants if name not in VARIANTS]
     if unknown:
@@ -58,7 +55,7 @@ def run(config: ImageMemory, *, seed: int, run: RunContext) -> Mapping[str, floa
 
 
 def peak(name: str, config: ImageMemory, seed: int, device: str) -> dict[str, float]:
-    """Peak memory of a step, and how far it is above what lies there between two steps, in MiB."""
+    """Return the peak memory of a step, and the part of it above the memory between two steps, in MiB."""
     with precision(config.matmul):
         step = make_step(name, config, seed, torch.device(device))
         for _ in range(_BEFORE):
@@ -72,12 +69,12 @@ def peak(name: str, config: ImageMemory, seed: int, device: str) -> dict[str, fl
 
 
 def make_step(name: str, config: ImageMemory, seed: int, device: torch.device) -> Step:
-    """A variant's training step: batch lookup, estimate, clipping, Adam."""
+    """Build a variant's training step: batch lookup, estimate, clipping, Adam."""
     setting = CIFAR10 if config.dataset == "cifar10" else CIFAR100
     network, taken = setting.light if name in _LIGHT else setting.backbone, _BEFORE + _MEASURED
-    # network and batches are those of training; of its method nothing is used
+    # network and batches are those of training; the method is not used
     training = replace(setting.training(FrozenMethod(), network, taken), batch=config.batch)
-    data = _made_up(config, device)
+    data = random_data(config.dataset, config.images, device)
     split, batches = make_split(training, data, seed), TrainingBatches(training, data.train, seed)
     learner = GradientLearner(split, (_BACKBONE | _LIGHT)[name], Adam().build(split))
     generator = torch.Generator(device).manual_seed(seed)
@@ -85,12 +82,3 @@ def make_step(name: str, config: ImageMemory, seed: int, device: torch.device) -
         return lambda: learner.step(*batches(learner.steps), generator=generator)
     fast = CapturedLearner(learner, horizon=taken, batches=batches, compile_=compiler(config.step, device))
     return lambda: fast.step(*fast.batch(fast.steps), generator=generator)
-
-
-def _made_up(config: ImageMemory, device: torch.device) -> ImageData:
-    rng = np.random.default_rng(0)
-    classes = 10 if config.dataset == "cifar10" else 100
-    pixels = rng.integers(0, 256, (config.images, 3, 32, 32), dtype=np.uint8)
-    labels = rng.integers(0, classes, config.images)
-    images = DeviceImages(pixels, labels, scale=ChannelScale.fit(pixels[:1000]), device=device)
-    return ImageData(images, images, classes)

@@ -1,4 +1,4 @@
-"""Language: GPT small8 trained every way the paper names, and the count-based references."""
+"""Language: GPT small8 with all methods of the paper, and count-based references."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMOKE = (
     "model.context=8",
     "model.vocab=64",
 )
-"""Overrides under which a run takes a moment and needs no data."""
+"""Overrides for a run of a few seconds on synthetic data."""
 
 EXPERIMENT = Experiment(
     name="language",
@@ -50,7 +50,7 @@ EXPERIMENT = Experiment(
     tables=tables(),
     figures=figures(),
     smoke=SMOKE,
-    # logits at once: rows of them, in earlier runs
+    # the number of logits at once; earlier runs counted rows
     immaterial=("block", "rows"),
     earlier=(("model.init", "gpt2"), ("clip_apart", False)),
     headlines=headlines(),

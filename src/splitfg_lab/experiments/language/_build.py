@@ -1,4 +1,4 @@
-"""From a config to the network, the corpus and the learner."""
+"""Build the network, the corpus and the learner of a config."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _SYNTHETIC_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Corpus:
-    """Windows to train on and to validate on."""
+    """Training and validation windows."""
 
     train: Windows
     valid: Windows
 
 
 def load_corpus(config: Language) -> Corpus:
-    """The token streams of a config.
+    """Load the token streams of a config.
 
     Raises:
-        DataError: They are not there, damaged, too short, or of another vocabulary.
+        DataError: The files are missing, damaged or too short, or the vocabulary does not fit.
     """
     length, vocab = config.model.context, config.model.vocab
     if config.corpus == "synthetic":
@@ -54,7 +54,7 @@ def corpus_digests(config: Language) -> dict[str, str]:
 
 
 def make_split(config: Language, seed: int, device: torch.device) -> Split:
-    """The network, initialised alike on every device, with what is not trained frozen."""
+    """Build the network with the same initial values on every device; freeze the untrained parameters."""
     trunk = GPT(GPTConfig(**asdict(config.model)), generator=torch.Generator().manual_seed(seed)).to(device)
     if config.light:
         _keep_light(trunk)
@@ -69,7 +69,7 @@ def make_split(config: Language, seed: int, device: torch.device) -> Split:
 def make_learner(
     config: Language, split: Split, windows: Windows, device: torch.device
 ) -> tuple[GradientLearner | CapturedLearner, Batches]:
-    """The learner and its batches, sped up as the config says."""
+    """Build the learner and its batches, compiled or captured if the config says so."""
     learner = gradient_learner(config, split, horizon=config.steps)
     batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
     if config.step == "eager":
@@ -79,13 +79,13 @@ def make_learner(
 
 
 def _keep_light(trunk: GPT) -> None:
-    """Freeze the weight matrices: positions, norms, biases and the token table, which is the head's, stay."""
+    """Freeze the weight matrices; positions, norms, biases and the head's token table stay trainable."""
     for module in trunk.modules():
         if isinstance(module, nn.Linear):
             module.weight.requires_grad_(False)
 
 
 def _synthetic(vocab: int, seed: int) -> NDArray[np.uint16]:
-    """Tokens whose frequencies fall as 1 / rank."""
+    """Draw tokens with frequencies proportional to 1 / rank."""
     odds = 1 / np.arange(1, vocab + 1)
     return np.random.default_rng(seed).choice(vocab, _SYNTHETIC_TOKENS, p=odds / odds.sum()).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Out of GPU memory, said in words: which setting of ``chunk`` would fit."""
+"""Explain GPU out-of-memory errors: suggest a ``chunk`` that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splitfg_lab.runs import RunError
 
 @contextmanager
 def explaining_memory(config: Language, split: Split, windows: Windows) -> Iterator[None]:
-    """Turn running out of GPU memory into an error that names a chunk that fits, found by trying.
+    """Replace an out-of-memory error by one that names a chunk that fits, found by trial.
 
     Raises:
         RunError: Instead of :class:`torch.OutOfMemoryError`.
@@ -27,7 +27,7 @@ def explaining_memory(config: Language, split: Split, windows: Windows) -> Itera
         return
     except torch.OutOfMemoryError as error:
         problem = str(error).splitlines()[0]
-    # outside the handler, so that the traceback no longer holds what did not fit
+    # outside the handler: its traceback keeps the tensors alive
     raise RunError(f"{problem}\n{_advice(config, split, windows)}")
 
 
@@ -46,7 +46,7 @@ def _advice(config: Language, split: Split, windows: Windows) -> str:
 
 
 def fitting_chunk(too_many: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest of too_many / 2, / 4, ..., 1 that fits; ``None`` if none does."""
+    """Return the largest of too_many / 2, / 4, ..., 1 that fits; ``None`` if none does."""
     while too_many > 1:
         too_many //= 2
         if fits(too_many):

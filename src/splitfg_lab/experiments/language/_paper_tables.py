@@ -98,12 +98,12 @@ def _table(key: str, title: str, columns: tuple[str, ...], rows: list[Row], note
 
 
 def _grid(key: str, title: str, columns: tuple[str, ...], rows: list[Row], note: str = "") -> Table:
-    """A table whose cells are settings of one thing."""
+    """Return a table whose cells are all compared with each other."""
     return replace(_table(key, title, columns, rows, note), best_in="table")
 
 
 def tables() -> tuple[Table, ...]:
-    """The main table, the ablations and the screenings."""
+    """Return all tables: main, ablations and screenings."""
     return (
         _table(
             "language",
@@ -278,7 +278,7 @@ def _k_row(K: int) -> Row:
 
 
 def figures() -> tuple[Curves | Sweep, ...]:
-    """The frozen control, the tangent counts, and how far the trunk moves."""
+    """Return all figures: frozen control, tangent counts, and distance moved by the trunk."""
     control = ("frozen", NAIVE, MAIN, BEST)
     tangents = ("frozen", *(split_fg(K, 0.03) for K in PAPER_TANGENTS))
     tuned = tuple(f"{split_fg(K, 0.1)}-10" for K in TANGENTS)
@@ -313,7 +313,7 @@ def figures() -> tuple[Curves | Sweep, ...]:
 
 
 def headlines() -> tuple[Headline, ...]:
-    """The perplexities of the report's summary."""
+    """Return the rows of the report's summary."""
     return (
         Headline(
             "WikiText-103, GPT small8, one epoch: validation perplexity",

@@ -1,4 +1,4 @@
-"""Every row that can be run: at one epoch as it is named, at the tenth of it with ``-10`` behind the name."""
+"""The presets of the language experiments; the suffix ``-10`` means a tenth of an epoch, otherwise one epoch."""
 
 from __future__ import annotations
 
@@ -53,51 +53,51 @@ DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
 }
 OPTIMIZERS: dict[str, Muon | AdamW | SGD] = {"muon": Muon(lr=LR), "adamw": AdamW(lr=LR), "sgd": SGD(lr=LR)}
 NOISE_CLIP = 1e-4
-"""Of the size that joint clipping leaves of the head's gradient beside the trunk's noise at K = 4."""
+"""About the norm of the head's gradient after joint clipping with the trunk's noise at K = 4."""
 TUNED_BACKPROP = Language(BackpropMethod(), AdamW(lr=LR), rho=0.3)
-"""The best of what has been run of the screening."""
+"""The best of the screening runs so far."""
 
-# More tangents than this at once are no faster, and a tangent of small8 takes 12 MiB.
+# Larger chunks are no faster, and a tangent of small8 takes 12 MiB.
 _TOGETHER = 32
 
 
 def split_fg(K: int, rho: float) -> str:
-    """The name of a Split-FG preset."""
+    """Return the name of a Split-FG preset."""
     return f"split_fg-k{K}-rho{rho:g}"
 
 
 def varied(preset: str, *, init: str, apart: bool) -> str:
-    """The name of a preset with another initialisation or with trunk and head clipped apart."""
+    """Return the name of a preset with another initialisation or with trunk and head clipped apart."""
     return f"{preset}{'-torch' * (init == 'torch')}{'-apart' * apart}"
 
 
 def direct(feedback: str, rho: float) -> str:
-    """The name of a direct-path preset."""
+    """Return the name of a direct-path preset."""
     return f"{feedback}-rho{rho:g}"
 
 
 def other_lookup(preset: str) -> str:
-    """The name of a preset with the other policy for the token table as lookup: trained or not."""
+    """Return the name of a preset with the other policy for the token table as lookup: trained or not."""
     return f"{preset}-other-lookup"
 
 
 def pure_fg(lr: float) -> str:
-    """The name of a learning-rate screening preset of the pure forward gradient."""
+    """Return the name of a learning-rate screening preset of the pure forward gradient."""
     return f"fg-adam-k4-lr{lr:g}-10"
 
 
 def backprop(optimizer: str, lr: float, rho: float) -> str:
-    """The name of a screening preset of tuned backprop."""
+    """Return the name of a screening preset of tuned backprop."""
     return f"backprop-{optimizer}-lr{lr:g}-rho{rho:g}-10"
 
 
 def tenth(preset: str) -> str | None:
-    """The name of the same at the 10% budget; ``None`` where there is no budget."""
+    """Return the name of the preset with the 10% budget; ``None`` for references without a budget."""
     return None if preset in COUNTED else _SCREENED.get(preset, f"{preset}-10")
 
 
 def presets() -> tuple[Preset, ...]:
-    """All of them, each name once."""
+    """Return all presets, each name once."""
     full = [*_baselines(), *_split_fg(), *_variations(), *_varied(), *_direct()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
     screens = [*_more_tangents(), *_other_lookup(), *_pure_fg_screening(), *_backprop_screening()]
@@ -130,7 +130,7 @@ def _baselines() -> Iterator[Preset]:
     tuned = Language(PureFGMethod(K=4), Adam(lr=4.5e-4))
     yield Preset("fg-adam-k4", "Forward gradient + Adam, K = 4, tuned rate", tuned)
     yield Preset("fg-sgd-k1", "Forward gradient + SGD, K = 1", Language(PureFGMethod(K=1), SGD(lr=5e-4)))
-    # a difference of two losses does not survive TF32
+    # TF32 is too coarse for the difference of two losses
     yield Preset("es-adam-k1", "Antithetic ES + Adam, K = 1", Language(EvolutionMethod(K=1), matmul="highest"))
     yield Preset("knn_lm", "Hopfield memory (kNN-LM)", Language(KnnLMMethod(), steps=1))
     yield Preset("unigram", "Unigram", Language(UnigramMethod(), steps=1), counts=True)
@@ -165,7 +165,7 @@ def _more_tangents() -> Iterator[Preset]:
 
 
 def _varied() -> Iterator[Preset]:
-    """What the paper leaves open (initialisation), and what it does to the head (joint clipping)."""
+    """Yield presets with torch's initialisation, and with trunk and head clipped apart."""
     for init, apart in VARIED:
         says = ", torch's linear layers" * (init == "torch") + ", clipped apart" * apart
         frozen = Language(FrozenMethod(), model=Sizes(init=init), clip_apart=apart)
@@ -178,7 +178,7 @@ def _varied() -> Iterator[Preset]:
 
 
 def _direct() -> Iterator[Preset]:
-    """Beyond the paper: no tangent for the trunk, and the token table trained as lookup too."""
+    """Yield direct-path presets: no tangents, and the token table is trained as lookup too."""
     for name, (title, feedback) in DIRECT.items():
         for rho in DIRECT_RHOS:
             config = Language(DirectPathMethod(feedback), rho=rho, tied="include")
@@ -186,7 +186,7 @@ def _direct() -> Iterator[Preset]:
 
 
 def _other_lookup() -> Iterator[Preset]:
-    """Split-FG that trains the token table as lookup, and the direct path that does not, at the 10% budget."""
+    """Yield Split-FG that trains the token table as lookup, and direct paths that do not, with the 10% budget."""
     for rho in OTHER_LOOKUP_RHOS:
         trained = Language(_method(4), rho=rho, tied="include")
         yield _tenth(Preset(other_lookup(split_fg(4, rho)), f"{_title(4, rho)}, lookup trained", trained))

@@ -1,4 +1,4 @@
-"""References that train nothing: counts of the training tokens, and recall over a frozen random trunk."""
+"""References without training: token counts, and recall over a frozen random trunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WINDOWS_AT_ONCE = 32
 
 
 def count_tokens(config: Language, method: UnigramMethod | BigramMethod, run: RunContext) -> Mapping[str, float]:
-    """Count the training tokens, and measure on the validation windows."""
+    """Count the training tokens and evaluate on the validation windows."""
     began = time.perf_counter()
     corpus, vocab = load_corpus(config), config.model.vocab
     extra: dict[str, float] = {}
@@ -35,7 +35,7 @@ def count_tokens(config: Language, method: UnigramMethod | BigramMethod, run: Ru
 
 
 def recall(config: Language, method: KnnLMMethod, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Store training windows, choose the settings on the windows after them, and measure on the validation windows."""
+    """Store training windows, tune on the windows after them, and evaluate on the validation windows."""
     began = time.perf_counter()
     corpus = load_corpus(config)
     model, tuned = _store(config, method, corpus, seed, run)
@@ -51,11 +51,11 @@ def recall(config: Language, method: KnnLMMethod, seed: int, run: RunContext) ->
 
 
 def _store(config: Language, method: KnnLMMethod, corpus: Corpus, seed: int, run: RunContext) -> tuple[KnnLM, float]:
-    """A tuned memory, and the loss it was tuned to."""
+    """Return a tuned memory and its loss on the tuning windows."""
     generator = torch.Generator(run.device).manual_seed(seed)
     split = make_split(config, seed, run.device)
     unigram = torch.from_numpy(Unigram.fit(corpus.train.tokens, vocab=config.model.vocab).probabilities)
-    # a corpus too short for both is divided
+    # a corpus that is too short for both is divided between them
     stored = min(method.windows, len(corpus.train) * method.windows // (method.windows + method.tuning))
     model = KnnLM(split.trunk, unigram.float().to(run.device), capacity=stored * corpus.train.length)
     for start in range(0, stored, _WINDOWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""The full pass over the validation windows."""
+"""Validation loss over all validation windows."""
 
 from __future__ import annotations
 

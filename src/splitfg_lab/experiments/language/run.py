@@ -32,7 +32,7 @@ def run(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float]:
 
 
 def train(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Train for the config's budget; the metrics are those after the last step."""
+    """Train for the config's budget and return the metrics after the last step."""
     corpus = load_corpus(config)
     split = make_split(config, seed, run.device)
     learner, batches = make_learner(config, split, corpus.train, run.device)
@@ -46,6 +46,6 @@ def train(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float
     with explaining_memory(config, split, corpus.train):
         if isinstance(learner, CapturedLearner):
             learner.check(*batches(0), generator=generator)
-        # what comparing with eager code takes is no part of training
+        # comparing with eager code is no part of training
         run.memory = PeakMemory(run.device)
         return fit_budget(config, learner, batches, generator=generator, run=run, evaluate=evaluate)

@@ -1,4 +1,4 @@
-"""What a step of GPT small8 costs, in time and memory, against the strongest ordinary alternatives."""
+"""Time and memory of a training step of GPT small8, against the strongest ordinary alternatives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTHS = (64, 128, 256, 512, 1024)
 
 
 def split_fg(K: int, chunk: int, block: int | None = None, *, lean: bool = False) -> str:
-    """The name of a Split-FG variant: K tangents, ``chunk`` at a time, 2^``block`` logits at a time."""
+    """Return the name of a Split-FG variant: K tangents, ``chunk`` at a time, 2^``block`` logits at a time."""
     return f"split_fg-k{K}-chunk{chunk}" + ("" if block is None else f"-block{block}") + "-lean" * lean
 
 
@@ -59,14 +59,14 @@ class Cost:
     """Whole training steps (batch lookup, estimate, clipping, Adam) of several methods.
 
     Attributes:
-        measure: ``time``, all in one process and in turns; or ``memory``, each in a process of its own, since what one
-            leaves behind changes the figure of the next.
-        variants: What is measured, by name.
+        measure: ``time``, all in one process, in turns; or ``memory``, each in its own process, since work space that
+            one variant leaves behind changes the peak of the next.
+        variants: Names of the variants to measure.
         model: Sizes.
         batch: Windows per step.
-        block: Logits that exist at once, as a power of two, where the variant does not say.
+        block: Logits that exist at once, as a power of two, unless the variant sets it.
         step: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
-        blocks: Blocks of steps that are timed; the variants take turns, and the median block counts.
+        blocks: Timed blocks of steps; the variants take turns, and the median block counts.
         steps: Steps in a block.
         matmul: float32 matrix products on a GPU: ``high`` allows TF32.
     """
@@ -145,7 +145,7 @@ def _table(preset: str, title: str, note: str) -> Table:
 
 
 def _sweep(key: str, title: str, metric: str, field: str, sizes: tuple[int, ...]) -> Sweep:
-    """A metric of all swept variants against the depth or the length of the network."""
+    """Return a figure of a metric of all variants against depth or sequence length."""
     name = {"layers": "depth", "context": "length"}[field]
     return Sweep(
         f"language-{key}",
@@ -200,7 +200,7 @@ EXPERIMENT = Experiment(
         "model.context=8",
         "model.vocab=64",
     ),
-    # what else was measured, and where the network began
+    # other variants of the same run, and the initialisation
     immaterial=("variants", "model.init"),
     headlines=(
         Headline(

@@ -1,4 +1,4 @@
-"""Build every variant, measure the memory of its step, and time them all in turns."""
+"""Measure the peak memory of every variant's step, or time all variants in turns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _EXACT: dict[str, Estimator] = {**_BACKPROPS, "frozen": FrozenTrunk()}
 
 
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Milliseconds or MiB of every variant, and how they compare with backprop's."""
+    """Return milliseconds or MiB of every variant, and ratios or savings against backprop."""
     if config.measure == "memory":
         found = peaks(peak, config.variants, config, seed, run)
         return found | savings(found)
@@ -65,22 +65,22 @@ def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
 
 
 def _times(config: Cost, seed: int, run: RunContext) -> dict[str, float]:
-    """Median milliseconds of every variant's step."""
+    """Return the median milliseconds of every variant's step."""
     steps: dict[str, Step] = {}
-    # every variant is compiled from the same few functions, more often than torch expects
+    # all variants compile the same few functions, more often than torch's default limit allows
     with matmul_precision(config.matmul), torch._dynamo.config.patch(recompile_limit=256):
         for i, name in enumerate(config.variants):
             run.progress(i, len(config.variants))
             try:
                 steps[name] = _warm(name, config, seed, run.device)
             except (RuntimeError, SplitError) as error:
-                # one variant that does not fit or does not compile leaves the others their numbers
+                # a variant that does not fit or compile must not stop the others
                 run.note(f"{name} was not timed: {error}")
         return {f"ms/{name}": ms for name, ms in _in_turns(steps, config, run).items()}
 
 
 def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
-    """Peak memory of a step, in MiB."""
+    """Return the peak memory of a step, in MiB."""
     with matmul_precision(config.matmul):
         step = _warm(name, config, seed, torch.device(device))
         torch.cuda.reset_peak_memory_stats(device)
@@ -90,7 +90,7 @@ def peak(name: str, config: Cost, seed: int, device: str) -> dict[str, float]:
 
 
 def _warm(name: str, config: Cost, seed: int, device: torch.device) -> Step:
-    """The step of a variant, compiled and about to be captured."""
+    """Return the step of a variant, compiled and ready to be captured."""
     gc.collect()
     step = _make(name, config, seed, device)
     for _ in range(_BEFORE):
@@ -100,10 +100,10 @@ def _warm(name: str, config: Cost, seed: int, device: torch.device) -> Step:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a variant's name says: where gradients come from, how they become steps, and how many logits exist at once.
+    """The settings in a variant's name: estimator, optimizer, and the number of logits at once.
 
     Attributes:
-        block: A power of two.
+        block: The number of logits at once is 2 to this power.
     """
 
     estimator: Estimator
@@ -112,7 +112,7 @@ class Variant:
 
 
 def parse(name: str, block: int) -> Variant:
-    """The variant of that name; ``block`` is for those that say nothing about it.
+    """Return the variant of that name; ``block`` is the default of its ``block``.
 
     Raises:
         RunError: There is no such variant.
@@ -134,7 +134,7 @@ def parse(name: str, block: int) -> Variant:
 
 
 def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Every time over backprop's; empty without backprop."""
+    """Return every time divided by backprop's; empty without backprop."""
     reference = metrics.get("ms/backprop")
     if reference is None:
         return {}
@@ -142,7 +142,7 @@ def slowdowns(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _make(name: str, config: Cost, seed: int, device: torch.device) -> Step:
-    """A variant's training step."""
+    """Build a variant's training step."""
     variant = parse(name, config.block)
     language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**variant.block)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
@@ -156,7 +156,7 @@ def _make(name: str, config: Cost, seed: int, device: torch.device) -> Step:
 
 
 def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[str, float]:
-    """Median milliseconds of a step; the variants take turns, so that a slow moment hits all alike."""
+    """Return the median milliseconds of a step; the variants take turns, so that slow periods affect all."""
     blocks: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(config.blocks):
         for name, step in steps.items():
@@ -170,7 +170,7 @@ def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[
 
 
 def _timed(step: Step, count: int, device: torch.device) -> float:
-    """Seconds that a number of steps take."""
+    """Return the seconds that ``count`` steps take."""
     _synchronise(device)
     began = time.perf_counter()
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Where the gradient's energy lies: trunk against head, at initialisation and over training."""
+"""The gradient's energy in trunk and head, at initialisation and over training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset
 
 @dataclass(frozen=True)
 class Energy:
-    """Exact gradients of the first training batches, by trunk and head, before and while a run trains.
+    """Exact gradients of the first training batches, in trunk and head, before and during training.
 
     Attributes:
-        training: The network, the corpus and how it is trained.
-        batches: Sequential batches that are averaged over.
-        trained: Whether to train, and measure on the way.
+        training: The network, the corpus and the training settings.
+        batches: Sequential batches to average over.
+        trained: Whether to train and to measure at every evaluation.
     """
 
     training: Language = field(default_factory=lambda: Language(FrozenMethod()))

@@ -1,4 +1,4 @@
-"""Exact gradients of a few batches, and the share of their energy in the trunk."""
+"""Compute exact gradients of a few batches and the trunk's share of their energy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from splitfg_lab.runs import RunContext
 
 
 def run(config: Energy, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    """Measure at initialisation, or while training."""
+    """Measure at initialisation, or during training."""
     training = config.training
     run.use_data(corpus_digests(training))
     with matmul_precision(training.matmul):
@@ -41,7 +41,7 @@ def run(config: Energy, *, seed: int, run: RunContext) -> Mapping[str, float]:
 
 
 def energy(split: Split, windows: Windows, batch: int, batches: int) -> dict[str, float]:
-    """The trunk's share e = ‖g_trunk‖² / ‖g‖², averaged over batches, and what it saves.
+    """The trunk's share e = ‖g_trunk‖² / ‖g‖², averaged over batches, and the variance it saves.
 
     Per trunk coordinate the variance falls by 1 / e. Over all coordinates it falls from P ‖g‖² to P_trunk ‖g_trunk‖²,
     since the head's coordinates have none left. The tied table counts as the head's: with the gradient of both its
