@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick docs coverage lint format bench plant-bugs clean
+.PHONY: demo test quick float64 docs coverage lint format bench plant-bugs clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ test: $(READY)
 # The fastest meaningful tests: every room's own oracle or contract, no processes, browsers or long statistics.
 quick: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/oracle tests/unit
+
+# The core with float64 as torch's default dtype.
+float64: $(READY)
+	SPLITFG_TEST_DTYPE=float64 $(BIN)/python -m pytest -n 2 --dist worksteal tests/oracle tests/statistical tests/contract/test_estimator_contract.py
 
 docs: $(READY)
 	$(BIN)/python -m sphinx --nitpicky --fail-on-warning --keep-going --quiet -b html docs docs/_build/html

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ class Config:
 
     method: MethodRecipe
     steps: int = 200
-    optimizer: Adam = Adam(lr=3e-3)
+    optimizer: Adam = field(default_factory=lambda: Adam(lr=3e-3))
 
 
 METHODS = {"split_fg": SplitFGMethod(K=8), "activity_fg": ActivityMethod(K=8), "backprop": BackpropMethod()}

@@ -1,6 +1,12 @@
 """What every test shares: property tests that draw the same examples on every machine."""
 
 import contextlib
+import os
+
+if os.environ.get("SPLITFG_TEST_DTYPE"):  # make float64
+    import torch
+
+    torch.set_default_dtype(getattr(torch, os.environ["SPLITFG_TEST_DTYPE"]))
 
 with contextlib.suppress(ImportError):  # the tests for a GPU need no hypothesis
     from hypothesis import HealthCheck, settings

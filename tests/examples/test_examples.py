@@ -26,7 +26,7 @@ def run_smoke(name, monkeypatch, capsys, *arguments):
         ("memory", ("one by one, lean, blocks", "backprop would keep")),
         ("own_estimator", ("largest z", "loss")),
         ("own_loop", ("activity tangents, K = 8", "backprop")),
-        ("own_model", ("accuracy on new sequences",)),
+        ("own_model", ("cut at the classifier", "cut after the embedding")),
         ("tables", ("activity tangents, K = 8", "gradient boosting")),
     ],
 )
