@@ -3,6 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+QUICK := $(addprefix tests/,oracle/test_heads.py oracle/test_engines.py oracle/test_split.py oracle/test_estimators.py \
+	oracle/test_estimator_formulas.py contract/test_estimator_contract.py contract/test_split_refusals.py \
+	contract/test_imports.py contract/test_testing.py oracle/test_feedback.py oracle/test_learned_feedback.py \
+	unit/test_gradient_learner.py unit/test_optimizers.py unit/test_tangents.py \
+	unit/test_theory.py unit/test_training.py unit/test_report_tables.py unit/test_runs_config.py \
+	docs/test_numbers.py docs/test_repository.py)
 
 .PHONY: demo test quick float64 docs coverage lint format bench plant-bugs clean
 
@@ -20,7 +26,7 @@ test: $(READY)
 
 # The fastest meaningful tests: every room's own oracle or contract, no processes, browsers or long statistics.
 quick: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/oracle tests/unit
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(QUICK)
 
 # The core with float64 as torch's default dtype.
 float64: $(READY)

@@ -24,7 +24,7 @@ def run_smoke(name, monkeypatch, capsys, *arguments):
         ("gpt_direct_path", ("frozen trunk", "direct path, learned maps", "backprop")),
         ("hardware", ("runs of the device", "held-out accuracy")),
         ("memory", ("one by one, lean, blocks", "backprop would keep")),
-        ("own_estimator", ("largest z", "loss")),
+        ("own_estimator", ("keeps the contract", "loss")),
         ("own_loop", ("activity tangents, K = 8", "backprop")),
         ("own_model", ("cut at the classifier", "cut after the embedding")),
         ("tables", ("activity tangents, K = 8", "gradient boosting")),
@@ -40,12 +40,6 @@ def test_experiment_runs_and_reports(monkeypatch, capsys, tmp_path):
     printed = run_smoke("own_experiment", monkeypatch, capsys, "--runs", tmp_path)
     assert "Held-out accuracy" in printed
     assert len(list(tmp_path.glob("wine/*/seed0/DONE"))) == 3
-
-
-def test_estimator_of_the_example_is_unbiased():
-    example = runpy.run_path(str(EXAMPLES / "own_estimator.py"))
-    with torch.random.fork_rng(devices=[]):
-        assert example["main"](draws=600) < 5  # 128 coordinates, a threshold for many comparisons
 
 
 def test_direct_path_beats_the_frozen_trunk():
