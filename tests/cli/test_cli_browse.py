@@ -18,6 +18,8 @@ from report_samples import Config, config_json, report_json, write_run
 
 from splitfg_lab.commands._standing import standings
 from splitfg_lab.experiments.spec import Experiment, Preset
+from splitfg_lab.runs import find_folders
+from splitfg_lab.runs.results import add_results
 
 HEAVY = ("torch", "pandas", "matplotlib", "numpy", "sklearn", "asyncio")
 
@@ -65,7 +67,8 @@ def test_names_are_never_cut(tmp_path: Path) -> None:
     """In a pipe every preset has one line; in a terminal titles wrap, however narrow it is."""
     from splitfg_lab.experiments import EXPERIMENTS
 
-    piped = splitfg("ls", cwd=tmp_path, COLUMNS="40").stdout.splitlines()
+    names = [experiment.name for experiment in EXPERIMENTS]
+    piped = splitfg("ls", *names, cwd=tmp_path, COLUMNS="40").stdout.splitlines()
     for experiment in EXPERIMENTS:
         for preset in experiment.presets:
             assert any(line.split()[:1] == [preset.name] and preset.title in line for line in piped), preset.name
@@ -124,13 +127,59 @@ def test_a_run_that_differs_in_immaterial_fields_counts_as_done(tmp_path: Path) 
         assert (found.done, found.overridden) == (done, overridden)
 
 
-def test_show_lists_fields_with_types_and_the_paper(tmp_path: Path) -> None:
+def test_show_explains_fields_and_prints_the_paper(tmp_path: Path) -> None:
     done = splitfg("show", "tiny/adam", cwd=tmp_path)
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["optimizer", "Adam", "Adam", "|", "Sgd"] in rows
-    assert ["optimizer.betas", "0.9,0.99", "tuple[float,", "float]"] in rows
-    assert ["diverge_at", "none", "int", "|", "none"] in rows
+    lines = done.stdout.splitlines()
+    for field, kind in (
+        ("optimizer = Adam", "    Adam | Sgd"),
+        ("optimizer.betas = 0.9,0.99", "    tuple[float, float]"),
+        ("noise = 0.1", "    float. Standard deviation of the noise that is added to gradients, in every coordinate."),
+        ("diverge_at = none", "    int | none. Step at which the loss becomes infinite."),
+    ):
+        assert lines[lines.index(field) + 1].rstrip() == kind
     assert "paper: error 0.5 ± 0.1" in done.stdout
+
+
+def test_ls_fits_on_one_screen_and_breaks_no_word(tmp_path: Path) -> None:
+    from splitfg_lab.experiments import EXPERIMENTS
+
+    seen = in_a_terminal(80, "ls", cwd=tmp_path).splitlines()
+    assert len(seen) <= 24 + 2  # with the plug-in's line
+    assert max(map(len, seen)) <= 80
+    words = {word for line in seen for word in line.split()}
+    for experiment in EXPERIMENTS:
+        assert {experiment.name, *experiment.title.split()} <= words
+
+
+@pytest.mark.parametrize("target", ["language_energy", "language_cost", "tabular_future"])
+@pytest.mark.parametrize("width", [40, 80])
+def test_listings_break_no_word(tmp_path: Path, target: str, width: int) -> None:
+    from splitfg_lab.experiments import EXPERIMENTS
+
+    experiment = next(e for e in EXPERIMENTS if e.name == target)
+    words = set(in_a_terminal(width, "ls", target, cwd=tmp_path).split())
+    assert {*experiment.source.split()} <= words
+    for preset in experiment.presets:
+        assert {preset.name, *preset.title.split()} <= words
+
+
+def test_recorded_and_local_runs_are_told_apart(tmp_path: Path) -> None:
+    preset = Preset("a", "A", Config(), seeds=(0, 1, 2))
+    experiment = Experiment("e", "E", "Table 0", "m:f", (preset,))
+    for seed, place in ((0, "there"), (1, "there"), (1, "runs"), (2, "runs")):
+        write_run(tmp_path / place, report_json("e", "a", seed=seed, config=config_json(Config())))
+    add_results(find_folders(tmp_path / "there"), tmp_path / "results")
+    (found,), _ = standings([(experiment, preset)], tmp_path / "runs", tmp_path / "results")
+    assert (found.recorded, found.local, found.done) == ((0, 1), (1, 2), (0, 1, 2))
+    assert found.summary() == "recorded 2/3, here 2/3"
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    from importlib.metadata import version
+
+    done = splitfg("--version", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == f"splitfg {version('splitfg')}"
 
 
 def test_show_an_experiment_prints_its_protocol(tmp_path: Path) -> None:
@@ -175,7 +224,7 @@ def test_what_is_no_device_is_refused_before_anything_runs(tmp_path: Path, verb:
 def test_seeds_that_no_generator_takes_are_refused(tmp_path: Path, seeds: str) -> None:
     done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"is too large; seeds go up to {2**32 - 1}" in done.stderr
+    assert f"is too large; the largest seed is {2**32 - 1}" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -243,7 +292,12 @@ def test_data_ls_for_machines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [("nonsense", "MODULE:FUNCTION"), ("no_such_module:f", "no_such_module"), ("json:nothing", "no function")],
+    [
+        ("nonsense", "MODULE:FUNCTION"),
+        ("no_such_module:f", "no_such_module"),
+        ("json:nothing", "no function"),
+        ("json:loads", "json:loads needs arguments (missing a required argument: 's')"),
+    ],
 )
 def test_diagnose_says_what_it_cannot_find(target: str, message: str) -> None:
     done = splitfg("diagnose", target)

@@ -58,7 +58,7 @@ def test_diagnose_says_what_a_function_must_return(tmp_path: Path, returned: str
     (tmp_path / "my_model.py").write_text(f"import torch\n\n{lines}")
     done = splitfg("diagnose", "my_model:build", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"my_model:build {got} expected (split, x, y)" in done.stderr
+    assert f"my_model:build {got} expected a function without arguments that returns (split, x, y)" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -65,9 +65,9 @@ def test_finished_runs_are_skipped(made: tuple[Path, subprocess.CompletedProcess
 def test_ls_knows_what_is_done(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     place, _ = made
     lines = [line.split() for line in splitfg("ls", "tiny", cwd=place).stdout.splitlines()]
-    assert ["adam", "with", "Adam", "done", "2/2"] in lines
-    assert ["diverges", "on", "purpose", "done", "1/1,", "1", "diverged"] in lines
-    assert ["fails", "on", "purpose", "1", "unfinished"] in lines
+    assert ["adam", "with", "Adam", "here", "2/2"] in lines
+    assert ["diverges", "on", "purpose", "here", "1/1,", "1", "diverged"] in lines
+    assert ["fails", "on", "purpose", "1", "unfinished", "here"] in lines
 
 
 def test_a_run_whose_config_changed_is_refused_with_the_difference(
@@ -90,7 +90,7 @@ def test_results_travel(made: tuple[Path, subprocess.CompletedProcess[str]], tmp
     place, _ = made
     done = splitfg("results", "add", "--runs", place / "runs", "--results", tmp_path / "results")
     assert done.returncode == 0
-    assert "left out, not finished" in done.stderr
+    assert "skipped, not finished" in done.stderr
     records = read_records(tmp_path / "none", tmp_path / "results")
     assert [(r.report.preset, r.report.seed, r.report.status) for r in records.runs] == [
         ("adam", 0, "done"),
@@ -98,7 +98,7 @@ def test_results_travel(made: tuple[Path, subprocess.CompletedProcess[str]], tmp
         ("diverges", 0, "diverged"),
         ("sgd", 0, "done"),
     ]
-    assert "done 2/2" in splitfg("ls", "tiny/adam", cwd=tmp_path).stdout
+    assert "recorded 2/2" in splitfg("ls", "tiny/adam", cwd=tmp_path).stdout
 
 
 def test_a_finished_run_without_its_result_is_named_and_stops_nothing_else(
@@ -118,7 +118,7 @@ def test_a_finished_run_without_its_result_is_named_and_stops_nothing_else(
 
     done = splitfg("results", "add", "tiny/adam", cwd=tmp_path)
     assert done.returncode == 1
-    assert "left out: runs/tiny/adam/seed0/report.json is not valid JSON" in done.stderr
+    assert "skipped: runs/tiny/adam/seed0/report.json is not valid JSON" in done.stderr
     assert [r.report.seed for r in read_records(tmp_path / "none", tmp_path / "results").runs] == [1]
 
     # as the message says
@@ -283,7 +283,7 @@ def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
 
     done = splitfg("resume", folder.path, cwd=tmp_path)
     assert done.returncode == 0
-    assert "goes on from step" in done.stdout
+    assert "resumes from step" in done.stdout
     assert "1 done" in done.stdout
     assert folder.report().steps == 150
 
@@ -294,7 +294,7 @@ def test_interrupted_jobs_go_on_with_the_threads_they_began_with(tmp_path: Path)
     watched.wait_for_step(5)
     os.kill(watched.process.pid, signal.SIGINT)
     watched.rest()
-    assert watched.said() == "go on with: splitfg resume --jobs 2 --device cpu --runs 'my runs'\n"
+    assert watched.said() == "resume with: splitfg resume --jobs 2 --device cpu --runs 'my runs'\n"
     watched.close()
 
     done = splitfg("resume", "--runs", "my runs", cwd=tmp_path, OMP_NUM_THREADS="2")
@@ -334,5 +334,5 @@ def test_a_terminal_shows_bars_and_ctrl_c_says_how_to_go_on(tmp_path: Path) -> N
     os.close(leader)
     assert process.wait(60) == 130
     text = seen.decode()
-    for part in ("/5,000", "/s", "loss", "error", "stopped after step", "go on with: splitfg resume"):
+    for part in ("/5,000", "/s", "loss", "error", "stopped after step", "resume with: splitfg resume"):
         assert part in text

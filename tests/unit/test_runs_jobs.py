@@ -40,10 +40,10 @@ def test_a_killed_run_says_how_to_go_on_and_names_no_empty_log(folder: RunFolder
     assert outcome.status == "failed"
     assert outcome.message == (
         f"killed by SIGKILL. It may have run out of memory; `splitfg resume {folder.path}`"
-        " begins anew, as nothing was saved yet"
+        " starts over, as there is no checkpoint yet"
     )
     (folder.path / "checkpoint.json").touch()
-    assert run_code(folder, KILL).message.endswith(f"`splitfg resume {folder.path}` goes on from its last checkpoint")
+    assert run_code(folder, KILL).message.endswith(f"`splitfg resume {folder.path}` resumes from its last checkpoint")
 
 
 @pytest.mark.parametrize("code", [KILL, "raise SystemExit(3)"])
@@ -86,7 +86,7 @@ def run_beside(troubled: Job, root: Path) -> tuple[Outcome, list[dict[str, objec
 def test_a_folder_that_vanished_fails_its_own_job_alone(folder: RunFolder, tmp_path: Path) -> None:
     shutil.rmtree(folder.path)
     outcome, shown = run_beside(job(folder, SAYS_DONE), tmp_path)
-    message = f"its folder {folder.path} is gone: run it again to begin anew"
+    message = f"its folder {folder.path} is gone: run it again to start over"
     assert outcome == Outcome(folder.name, "failed", message)
     assert shown[0] == {"event": "failed", "run": folder.name, "message": message, "folder": str(folder.path)}
 
@@ -94,7 +94,7 @@ def test_a_folder_that_vanished_fails_its_own_job_alone(folder: RunFolder, tmp_p
 def test_a_command_that_is_not_there_fails_its_own_job_alone(folder: RunFolder, tmp_path: Path) -> None:
     outcome, _ = run_beside(Job(folder, (str(tmp_path / "nothing"),)), tmp_path)
     assert outcome.status == "failed"
-    assert outcome.message.startswith("cannot be run: ")
+    assert outcome.message.startswith("cannot run: ")
     assert outcome.message.endswith(f"`splitfg resume {folder.path}` tries again")
 
 
@@ -169,7 +169,7 @@ def test_a_view_that_fails_is_switched_off_and_stops_nothing(
     jobs = [job(folder, SAYS_ALL) for folder in namesakes]
     outcomes = run_jobs(jobs, at_once=2, view=Broken(io.StringIO()))
     assert outcomes == [Outcome("tiny/adam/seed0", "done", "", {"loss": 1.0})] * 2
-    said = "progress can no longer be shown (KeyError: 'tiny/adam/seed0'); the runs go on\n"
+    said = "cannot show progress any more (KeyError: 'tiny/adam/seed0'); the runs continue\n"
     assert capsys.readouterr().err == said
 
 
@@ -188,7 +188,7 @@ def test_bars_that_cannot_be_drawn_give_the_terminal_back(
         view.show({"event": "note", "run": folder.name, "text": "drawn with the bars"})
         (outcome,) = run_jobs([job(folder, SAYS_DONE)], at_once=1, view=view)
     assert outcome.status == "done"
-    assert capsys.readouterr().err.count("progress can no longer be shown (OverflowError: ") == 1
+    assert capsys.readouterr().err.count("cannot show progress any more (OverflowError: ") == 1
     assert "\x1b[?25h" in console.file.getvalue()  # the cursor is back
 
 

@@ -1,1 +1,1 @@
-"""The verbs of the command line, one file per group of them; nothing here is imported by the rest of the package."""
+"""The verbs of the command line, one module per group; no other package imports them."""

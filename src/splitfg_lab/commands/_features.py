@@ -1,4 +1,4 @@
-"""Which forward-mode features this torch has, found out by using them."""
+"""Test which forward-mode features this version of torch has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature, whether it works, whether anything here works without it, and what was found."""
+    """A feature: whether it works, whether splitfg needs it, and a detail."""
 
     name: str
     works: bool
@@ -24,7 +24,7 @@ class Feature:
 
 
 def probe_features(device: torch.device) -> Iterator[Feature]:
-    """Try every feature on a device, the slow ones last."""
+    """Test every feature on a device, the slow ones last."""
     yield _probe("forward mode (jvp)", _check_jvp, device, needed=True)
     yield _probe("many tangents at once (vmap over jvp)", _check_vmap, device, needed=True)
     yield _probe("jvp through attention, math backend", _check_attention, device, needed=False)
@@ -32,7 +32,7 @@ def probe_features(device: torch.device) -> Iterator[Feature]:
 
 
 def _probe(name: str, check: Callable[[torch.device], str], device: torch.device, *, needed: bool) -> Feature:
-    # whatever goes wrong in a feature is an answer about that feature
+    # any exception means that the feature does not work
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -15,46 +15,63 @@ DEFAULT_RESULTS = Path("results")
 
 
 def complete_targets(incomplete: str) -> list[str]:
-    """Names of experiments, presets, tables and figures that begin as typed."""
+    """Complete names of experiments, presets, tables and figures."""
     from splitfg_lab.commands._targets import target_names
 
     return [name for name in target_names() if name.startswith(incomplete)]
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """Names of run folders that begin as typed."""
+    """Complete names of run folders."""
     from splitfg_lab.runs import find_folders
 
     return [folder.name for folder in find_folders(DEFAULT_RUNS) if folder.name.startswith(incomplete)]
 
 
 def complete_data(incomplete: str) -> list[str]:
-    """Names of data sets that begin as typed."""
+    """Complete names of data sets."""
     from splitfg_lab.data import names
 
     return [name for name in names() if name.startswith(incomplete)]
 
 
 def check_device(name: str) -> str:
-    """A device name as it is, if torch could know it; whether the device is there is for torch to say."""
+    """Validate the form of a device name; torch validates later whether the device exists."""
     if re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
         raise UsageError(f"--device {name}: expected auto, cpu, cuda or cuda:1")
     return name
 
 
 def check_results(folder: Path) -> Path:
-    """A folder of results as it is; the usual one may not be there yet."""
+    """Validate that a folder of results exists; the default folder may be missing."""
     if folder != DEFAULT_RESULTS and not folder.is_dir():
         raise UsageError(f"--results {folder}: there is no such folder")
     return folder
 
 
-Runs = Annotated[Path, typer.Option("--runs", help="The folder of run folders.", envvar="SPLITFG_RUNS")]
-Results = Annotated[Path, typer.Option("--results", help="The folder of recorded results files.")]
-Recorded = Annotated[
-    Path, typer.Option("--results", help="The folder of recorded results files.", callback=check_results)
-]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each in a process of its own.")]
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    from splitfg_lab.runs.environment import versions
+
+    found = versions()
+    typer.echo(f"splitfg {found.get('splitfg', '(not installed)')}")
+    typer.echo("  ".join(f"{name} {found[name]}" for name in ("python", "torch") if name in found))
+    raise typer.Exit
+
+
+def show_version(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Handle the options that come before the verb."""
+
+
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", envvar="SPLITFG_RUNS")]
+Results = Annotated[Path, typer.Option("--results", help="Folder of the recorded results.")]
+Recorded = Annotated[Path, typer.Option("--results", help="Folder of the recorded results.", callback=check_results)]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of runs at a time, each in its own process.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=check_device)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the run folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run folder.")]

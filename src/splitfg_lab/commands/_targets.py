@@ -1,4 +1,4 @@
-"""From names that people type to experiments, presets, seeds and run folders."""
+"""Resolve arguments to experiments, presets, seeds and run folders."""
 
 from __future__ import annotations
 
@@ -12,32 +12,55 @@ from typing import Any, Final
 from splitfg_lab.commands.errors import UsageError
 from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset
 from splitfg_lab.experiments.spec import Paired
-from splitfg_lab.runs import RunFolder, differences, find_folders, override
+from splitfg_lab.runs import RunError, RunFolder, differences, find_folders, override
 from splitfg_lab.runs.folder import variant_name
 
 LARGEST_SEED: Final = 2**32 - 1
-"""What every generator takes, numpy's too, with room to derive others from it."""
+"""The largest seed that all generators accept, numpy's included."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to make: a preset, its config with overrides, and a seed."""
+    """A run to make: a preset, its config with overrides, and a seed.
+
+    Attributes:
+        smoke: Whether this is a smoke test, whose folder is named after the preset alone.
+    """
 
     experiment: Experiment
     preset: Preset
     config: Any
     seed: int
+    smoke: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the config is that of the preset."""
+        return not differences(self.preset.config, self.config)
 
     def folder(self, root: Path) -> RunFolder:
-        """Where it goes; overrides are part of the folder's name."""
-        changes = differences(self.preset.config, self.config)
+        """Return the run folder; overrides are part of its name."""
+        changes = () if self.smoke else differences(self.preset.config, self.config)
         return RunFolder.of(root, self.experiment.name, variant_name(self.preset.name, changes), self.seed)
 
+    def state(self, root: Path) -> str:
+        """Describe what running this plan would do, without writing anything."""
+        folder = self.folder(root)
+        if not folder.config_path.exists():
+            return "new"
+        try:
+            self.prepare(folder)
+        except RunError as error:
+            return f"cannot run: {error}"
+        if folder.finished:
+            return "finished before"
+        return "resumes from its checkpoint" if folder.has_checkpoint else "starts over: no checkpoint yet"
+
     def prepare(self, folder: RunFolder) -> None:
-        """Write the config into its folder, or make sure that the run which is there, finished or not, is this one.
+        """Write the config into its folder, or compare it with the run that is there.
 
         Raises:
-            RunError: It is another one; the error shows the difference.
+            RunError: The folder holds another run; the error shows the difference.
         """
         run = (self.experiment.name, self.preset.name, self.seed)
         if not folder.finished:
@@ -51,18 +74,18 @@ class Plan:
 
 
 def target_names() -> list[str]:
-    """Everything that can be run: experiments, and ``experiment/`` with a preset, a table or a figure."""
+    """Return all targets: experiments, and ``experiment/`` with a preset, a table or a figure."""
     return list(dict.fromkeys(name for e in EXPERIMENTS for p in e.presets for name in _names_of(e, p)))
 
 
 def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
-    """The presets that targets name.
+    """Return the presets that targets name.
 
     A target is ``experiment/preset``, a bare ``experiment`` for all of its presets, ``experiment/table`` or
-    ``experiment/figure`` for those it shows (by its key), or a pattern with ``*``.
+    ``experiment/figure`` (by key) for the presets it shows, or a pattern with ``*``.
 
     Raises:
-        UsageError: Some name nothing; the nearest names are suggested.
+        UsageError: A target names no preset; the error suggests the nearest names.
     """
     found: dict[str, tuple[Experiment, Preset]] = {}
     problems: list[str] = []
@@ -77,15 +100,17 @@ def find_presets(targets: Iterable[str]) -> list[tuple[Experiment, Preset]]:
             problems.append(_unknown(target))
         found |= named
     if problems:
-        raise UsageError("\n".join([*problems, "`splitfg ls` shows what there is."]))
+        raise UsageError(
+            "\n".join([*problems, "`splitfg ls` lists the experiments, `splitfg ls EXPERIMENT` its presets."])
+        )
     return list(found.values())
 
 
 def find_preset(experiment: str, preset: str) -> tuple[Experiment, Preset]:
-    """The one preset of that name.
+    """Return the preset of that name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such preset.
     """
     for e in EXPERIMENTS:
         for p in e.presets:
@@ -94,22 +119,30 @@ def find_preset(experiment: str, preset: str) -> tuple[Experiment, Preset]:
     raise UsageError(_unknown(f"{experiment}/{preset}"))
 
 
-def make_plans(targets: Sequence[str], settings: Sequence[str], seeds: Sequence[int] | None) -> list[Plan]:
-    """The runs to make, with overrides, for the given seeds or each preset's own.
+def make_plans(
+    targets: Sequence[str], settings: Sequence[str], seeds: Sequence[int] | None, *, smoke: bool = False
+) -> list[Plan]:
+    """Return the runs of targets with overrides, for the given seeds or each preset's own.
+
+    A smoke test applies the experiment's smoke settings first, and takes the first seed alone.
 
     Raises:
-        UsageError: Targets that name nothing.
-        ConfigError: Overrides that do not fit.
+        UsageError: A target names no preset.
+        ConfigError: An override names no field or has the wrong type.
     """
-    chosen = [(e, p, override(p.config, settings)) for e, p in find_presets(targets)]
-    return [Plan(e, p, config, seed) for e, p, config in chosen for seed in (p.seeds if seeds is None else seeds)]
+    plans = []
+    for experiment, preset in find_presets(targets):
+        config = override(preset.config, [*(experiment.smoke if smoke else ()), *settings])
+        chosen = seeds or (preset.seeds[:1] if smoke else preset.seeds)
+        plans += [Plan(experiment, preset, config, seed, smoke) for seed in chosen]
+    return plans
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds as people write them: ``0,1,2`` or ``0-4``.
+    """Parse seeds: ``0,1,2`` or ``0-4``.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text has another form, or a seed is too large.
     """
     try:
         ranges = [[int(end) for end in part.split("-", 1)] for part in text.split(",")]
@@ -117,7 +150,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         raise UsageError(f"--seeds {text}: expected numbers and ranges, as in 0,1,2 or 0-4") from None
     too_large = [str(end) for ends in ranges for end in ends if end > LARGEST_SEED]
     if too_large:
-        raise UsageError(f"--seeds {text}: {', '.join(too_large)} is too large; seeds go up to {LARGEST_SEED}")
+        raise UsageError(f"--seeds {text}: {', '.join(too_large)} is too large; the largest seed is {LARGEST_SEED}")
     empty = [f"{first}-{last}" for first, last in ((ends[0], ends[-1]) for ends in ranges) if last < first]
     if empty:
         raise UsageError(f"--seeds {text}: {', '.join(empty)} runs backwards; the smaller number comes first")
@@ -125,17 +158,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[RunFolder]:
-    """The run folders at or below the given paths or names (``experiment/preset/seed0``); all of them if none.
+    """Return the run folders at or below the given paths or names (``experiment/preset/seed0``); all without names.
 
     Raises:
-        UsageError: Some name no run folder.
+        UsageError: A name is no run folder.
     """
     if not names:
         return find_folders(root)
     found: dict[Path, RunFolder] = {}
     problems: list[str] = []
     for name in names:
-        places = dict.fromkeys((Path(name), root / name))  # one place where the name is a whole path
+        places = dict.fromkeys((Path(name), root / name))  # the same place if the name is an absolute path
         folders = [f for place in places for f in _folders_below(place)]
         if not folders:
             problems.append(f"no run folder at {' or '.join(map(str, places))}")
@@ -150,7 +183,7 @@ def _folders_below(start: Path) -> list[RunFolder]:
 
 
 def _names_of(experiment: Experiment, preset: Preset) -> list[str]:
-    """The targets a preset answers to."""
+    """Return the targets that name a preset."""
     tables = [t.key for t in experiment.tables if any(_shows(cell, preset) for row in t.rows for cell in row.cells)]
     figures = [f.key for f in experiment.figures if preset.name in f.presets]
     return [experiment.name, *(f"{experiment.name}/{name}" for name in (preset.name, *tables, *figures))]

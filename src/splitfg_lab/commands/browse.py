@@ -1,9 +1,10 @@
-"""``ls`` and ``show``: what can be run, what has been, and what a preset says."""
+"""``ls`` and ``show``: the experiments, the state of their presets, and the fields of a preset."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,15 +12,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
-from splitfg_lab.commands._listing import listing_console, name_grid
+from splitfg_lab.commands._listing import listing_console, print_rows
 from splitfg_lab.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Recorded, Runs, complete_targets
 from splitfg_lab.commands._standing import Standing, standings
 from splitfg_lab.commands._targets import find_presets
 from splitfg_lab.experiments import EXPERIMENTS, Experiment, Preset
 from splitfg_lab.experiments.spec import Cell, Paper
-from splitfg_lab.runs.config import dataclass_members, field_types, format_annotation
 
 _COLOURS = {"done": "green", "partly": "yellow", "not run": "dim"}
 
@@ -27,21 +28,30 @@ _COLOURS = {"done": "green", "partly": "yellow", "not run": "dim"}
 def ls(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="Experiments or presets.", autocompletion=complete_targets),
+        typer.Argument(
+            metavar="[TARGET]...",
+            help="An experiment, to list its presets; or presets, tables, patterns with *.",
+            autocompletion=complete_targets,
+        ),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     results: Recorded = DEFAULT_RESULTS,
     as_json: Json = False,
 ) -> None:
-    """List what can be run, and what is already done."""
+    """List the experiments; with a target, list its presets and their runs.
+
+    "recorded" counts finished runs in the results folder, "here" counts finished runs in your run folders.
+    """
     presets = find_presets(targets or [e.name for e in EXPERIMENTS])
     found, problems = standings(presets, runs, results)
     if as_json:
         typer.echo(json.dumps([standing.as_json() for standing in found], indent=2))
+    elif targets:
+        _print_presets(found)
     else:
-        _print_listing(found)
+        _print_overview(found)
     for problem in problems:
-        typer.secho(f"left out: {problem.reason}", fg="red", err=True)
+        typer.secho(f"skipped: {problem.reason}", fg="red", err=True)
 
 
 def show(
@@ -49,27 +59,49 @@ def show(
     runs: Runs = DEFAULT_RUNS,
     results: Recorded = DEFAULT_RESULTS,
 ) -> None:
-    """Show a preset: its fields, what the paper says, what is done; or an experiment's protocol."""
+    """Explain the fields of a preset and show the paper's numbers; or show the protocol of an experiment."""
     presets = find_presets([target])
     if target in {e.name for e in EXPERIMENTS}:
         _print_protocol(presets[0][0])
-        _print_listing(standings(presets, runs, results)[0])
+        _print_presets(standings(presets, runs, results)[0])
         return
     for standing in standings(presets, runs, results)[0]:
         _print_preset(standing)
 
 
-def _print_listing(found: Sequence[Standing]) -> None:
+def _print_overview(found: Sequence[Standing]) -> None:
+    """Print a line per experiment."""
+    console = listing_console()
+    groups = [(experiment, list(group)) for experiment, group in groupby(found, key=lambda s: s.experiment)]
+    rows = [_overview_row(experiment, group) for experiment, group in groups]
+    print_rows(console, rows, ("experiment", "presets", "recorded", "here", ""))
+    console.print(Text("recorded: presets with results on record; here: presets with runs of yours.", "dim"))
+    console.print(Text("`splitfg ls EXPERIMENT` lists presets, `splitfg show EXPERIMENT` the protocol.", "dim"))
+
+
+def _overview_row(experiment: Experiment, group: Sequence[Standing]) -> tuple[str | Text, ...]:
+    recorded, local = (sum(bool(getattr(s, where)) for s in group) for where in ("recorded", "local"))
+    unfinished = sum(s.unfinished for s in group)
+    here = f"{local or ''}{f' +{unfinished} unfinished' if unfinished else ''}" or "-"
+    colour = "green" if recorded == len(group) else "yellow"
+    return (
+        Text(experiment.name, "bold cyan"),
+        str(len(group)),
+        Text(str(recorded or "-"), colour if recorded else "dim"),
+        Text(here.strip(), "" if local or unfinished else "dim"),
+        Text(experiment.title, "dim"),
+    )
+
+
+def _print_presets(found: Sequence[Standing]) -> None:
     console = listing_console()
     for experiment, group in groupby(found, key=lambda s: s.experiment):
-        console.print(Text.assemble((experiment.name, "bold cyan"), "  ", experiment.title, "  "), end="")
-        console.print(Text(experiment.source, "dim"))
-        console.print(name_grid(_listing_row(standing) for standing in group))
-    if not found:
-        console.print("There are no experiments.")
+        name = (experiment.name, "bold cyan")
+        console.print(Text.assemble(name, "  ", experiment.title, "  ", (experiment.source, "dim")))
+        print_rows(console, [_preset_row(standing) for standing in group])
 
 
-def _listing_row(standing: Standing) -> tuple[str, Text, Text]:
+def _preset_row(standing: Standing) -> tuple[str, Text, Text]:
     state = Text(standing.summary(), _COLOURS[standing.state])
     return standing.preset.name, Text(standing.preset.title, "dim"), state
 
@@ -85,7 +117,7 @@ def _print_protocol(experiment: Experiment) -> None:
 
 
 def _readme(experiment: Experiment) -> Path | None:
-    """The README beside the experiment's runner."""
+    """Return the README next to the experiment's runner."""
     package = experiment.runner.partition(":")[0].rpartition(".")[0]
     spec = importlib.util.find_spec(package) if package else None
     places = [Path(place) / "README.md" for place in (spec.submodule_search_locations or [])] if spec else []
@@ -93,43 +125,40 @@ def _readme(experiment: Experiment) -> Path | None:
 
 
 def _print_preset(standing: Standing) -> None:
+    from splitfg_lab.runs.fields import explain
+
     console = listing_console()
     experiment, preset = standing.experiment, standing.preset
     console.print(Text.assemble((f"{experiment.name}/{preset.name}", "bold cyan"), "  ", preset.title))
     console.print(Text(f"{experiment.source}; seeds {', '.join(map(str, preset.seeds))}; {standing.summary()}", "dim"))
-    fields = ((name, _as_typed(value), Text(kind, "dim")) for name, value, kind in _fields(preset.config))
-    console.print(name_grid(fields, ("field", "value", "type")))
+    if not experiment.resumes(preset):
+        console.print(Text("Writes no checkpoints: an interrupted run starts over.", "yellow"))
+    for field in explain(preset.config):
+        console.print(Text.assemble((field.name, "bold"), " = ", _as_typed(field.value)))
+        words = Text.assemble((field.type, "italic"), f". {field.text}" if field.text else "", style="dim")
+        console.print(Padding(words, (0, 0, 0, 4), expand=False))
     for line in _paper_lines(experiment, preset):
         console.print(line)
     console.print(Text(f"splitfg run {experiment.name}/{preset.name} --set FIELD=VALUE", "dim"))
 
 
-def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, value and type of every field; a nested dataclass is named by its class."""
-    cls: type = type(config)
-    for name, annotation in field_types(cls).items():
-        value = getattr(config, name)
-        nested = type(value).__name__ in dataclass_members(annotation)
-        yield f"{prefix}{name}", type(value).__name__ if nested else value, format_annotation(annotation)
-        if nested:
-            yield from _fields(value, f"{prefix}{name}.")
-
-
 def _as_typed(value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """Write a value as ``--set`` takes it; in a terminal, lists have spaces at which they wrap."""
     if isinstance(value, tuple):
-        return ",".join(map(_as_typed, value))
+        return (", " if sys.stdout.isatty() else ",").join(map(_as_typed, value))
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _paper_lines(experiment: Experiment, preset: Preset) -> Iterator[str]:
-    """What the paper prints for this preset."""
+    """Yield the paper's numbers for a preset, each with the first table that has it."""
+    found: dict[str, str] = {}
     for table in experiment.tables:
         for row in table.rows:
             for cell in row.cells:
                 if isinstance(cell, Cell) and cell.preset == preset.name and cell.paper is not None:
                     over = "" if cell.over is None else f" over that of {cell.over}"
-                    yield f"  paper: {cell.metric}{over} {_paper(cell.paper)}  ({table.title})"
+                    found.setdefault(f"{cell.metric}{over} {_paper(cell.paper)}", table.title)
+    yield from (f"paper: {number}  ({title})" for number, title in found.items())
 
 
 def _paper(paper: Paper) -> str:

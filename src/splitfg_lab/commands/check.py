@@ -1,9 +1,11 @@
-"""``doctor`` and ``diagnose``: whether this machine is ready, and how noisy Split-FG is on your model."""
+"""``doctor`` and ``diagnose``: check this machine, and measure the noise of Split-FG on your model."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,11 @@ from splitfg_lab.commands._options import Device
 from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
 from splitfg_lab.runs.environment import describe_device, resolve_device, source_revision, versions
 
+_EXPECTED = (
+    "expected a function without arguments that returns (split, x, y): a Split, as splitfg.split(model) makes it, and"
+    " inputs and targets of one batch"
+)
+
 if TYPE_CHECKING:
     from splitfg import Split
     from splitfg.types import Inputs, Target
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def doctor(device: Device = "auto") -> None:
-    """Check versions, devices, forward-mode features and data."""
+    """Check versions, device, forward-mode features and data."""
     console = Console(highlight=False)
     revision = source_revision()
     source = "installed" if revision is None else f"git {revision.commit[:12]}{', changed' if revision.dirty else ''}"
@@ -36,16 +43,23 @@ def doctor(device: Device = "auto") -> None:
 
 def diagnose(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (split, x, y): your model and one batch.")
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function without arguments that returns (split, x, y): your model and one batch.",
+        ),
     ],
     K: Annotated[int, typer.Option("--K", help="Tangents per estimate.", min=1)] = 8,
     draws: Annotated[int, typer.Option(help="Estimates to measure the variance from.", min=2)] = 100,
     steps: Annotated[int | None, typer.Option(help="Training steps you can afford.", min=1)] = None,
     seed: Annotated[
-        int, typer.Option(help="Of the tangents, and of what your function draws.", min=0, max=2**32 - 1)
+        int,
+        typer.Option(
+            help="Seed of the tangents, and of the random numbers that your function draws.", min=0, max=2**32 - 1
+        ),
     ] = 0,
 ) -> None:
-    """Measure how noisy Split-FG is on your own model, and what that means for K and rho."""
+    """Measure how noisy Split-FG is on your own model, and recommend settings."""
     make = _load(target)
     import torch
 
@@ -59,7 +73,11 @@ def diagnose(
 
 
 def _load(target: str) -> Any:
-    """The function that ``module:function`` names, looked for in the current folder too."""
+    """Import the function that ``module:function`` names; the current folder is searched first.
+
+    Raises:
+        UsageError: There is no such function, or it needs arguments.
+    """
     module, colon, name = target.partition(":")
     if not colon or not module or not name:
         raise UsageError(f"{target!r}: expected MODULE:FUNCTION, as in my_model:build")
@@ -68,13 +86,26 @@ def _load(target: str) -> Any:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UsageError(f"{target!r}: {error}") from error
-    if not callable(getattr(found, name, None)):
+    function = getattr(found, name, None)
+    if not callable(function):
         raise UsageError(f"{module} has no function {name!r}")
-    return getattr(found, name)
+    _require_no_arguments(target, function)
+    return function
+
+
+def _require_no_arguments(target: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C have none
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise UsageError(f"{target} needs arguments ({error}); {_EXPECTED}") from error
 
 
 def _seed_everything(seed: int) -> None:
-    """Seed whatever somebody's own function may draw its model and data from."""
+    """Seed the global generators, from which a function may draw its model and data."""
     import random
 
     import numpy as np
@@ -86,7 +117,7 @@ def _seed_everything(seed: int) -> None:
 
 
 def _require_problem(target: str, made: object) -> tuple[Split, Inputs, Target]:
-    """What a function returned, if it is ``(split, x, y)``."""
+    """Validate that a function returned ``(split, x, y)``."""
     from splitfg import Split
 
     if isinstance(made, tuple | list) and len(made) == 3:
@@ -96,8 +127,7 @@ def _require_problem(target: str, made: object) -> tuple[Split, Inputs, Target]:
         got = f"{type(split).__name__} as the first of three values"
     else:
         got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
-    expected = "(split, x, y): a Split, which splitfg.split(model) makes, and inputs and targets of one batch"
-    raise UsageError(f"{target} returned {got}; expected {expected}")
+    raise UsageError(f"{target} returned {got}; {_EXPECTED}")
 
 
 def _print_device(console: Console, name: str) -> list[Feature]:
@@ -111,7 +141,7 @@ def _print_device(console: Console, name: str) -> list[Feature]:
     _section(console, "device", {"": describe_device(device), "CPU": threads, "CUDA": torch.version.cuda or "none"})
     console.print("forward mode", style="bold")
     features = []
-    with console.status("trying forward-mode features"):
+    with console.status("testing forward-mode features"):
         for feature in probe_features(device):
             features.append(feature)
             mark = Text("yes", "green") if feature.works else Text("no ", "red" if feature.needed else "yellow")

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from splitfg_lab.commands._listing import listing_console, name_grid
+from splitfg_lab.commands._listing import listing_console, print_rows
 from splitfg_lab.commands._options import Json, complete_data
 from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
 
-data_app = typer.Typer(no_args_is_help=True, help="Find, fetch, prepare and verify data.")
+data_app = typer.Typer(no_args_is_help=True, help="List, fetch, prepare and verify data sets.")
 
 Name = Annotated[str, typer.Argument(help="A data set.", autocompletion=complete_data)]
 Names = Annotated[
@@ -43,7 +43,7 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
     console.print(Text(f"in {folder or data_folder()}", "dim"))
     names = (f"{s.name} ({s.split})" if s.split else s.name for s in found)
     rows = zip(names, found, strict=True)
-    console.print(name_grid((n, Text(s.state, _COLOURS[s.state]), Text(s.detail, "dim")) for n, s in rows))
+    print_rows(console, [(n, Text(s.state, _COLOURS[s.state]), Text(s.detail, "dim")) for n, s in rows])
 
 
 @data_app.command()
@@ -81,7 +81,7 @@ def prepare(
 
 @data_app.command()
 def verify(names: Names = None, folder: Folder = None) -> None:
-    """Hash and count prepared data again."""
+    """Verify prepared data: hash and count it again."""
     from splitfg_lab.data import status, verify as verify_data
 
     _require_known(names or [])

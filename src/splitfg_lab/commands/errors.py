@@ -1,4 +1,4 @@
-"""Exit codes, and the errors whose message is meant for people."""
+"""Exit codes, and the errors that the command line prints without a traceback."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_STOPPED = 130
 
-FOR_PEOPLE = (RunError, DataError, SplitError)
+EXPECTED = (RunError, DataError, SplitError)
 
 
 class UsageError(RunError):
-    """What was typed names nothing, or makes no sense."""
+    """An argument or option is wrong."""
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error: 2 for what was typed, 1 for what went wrong."""
+    """Return the exit code for an error: 2 for a wrong argument, 1 for a failure."""
     return EXIT_USAGE if isinstance(error, UsageError | ConfigError) else EXIT_FAILED

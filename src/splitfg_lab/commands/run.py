@@ -1,20 +1,19 @@
-"""``run``, ``resume`` and ``demo``: make runs, several at a time, and go on with those that were interrupted."""
+"""``run``, ``resume`` and ``demo``: make runs, several at a time, and resume interrupted ones."""
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
-from collections import Counter
+import shutil
+import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from splitfg_lab.commands._listing import listing_console, print_rows
+from splitfg_lab.commands._making import How, discard_refused, make, prepare
 from splitfg_lab.commands._options import (
     DEFAULT_RESULTS,
     DEFAULT_RUNS,
@@ -28,11 +27,14 @@ from splitfg_lab.commands._options import (
     complete_targets,
 )
 from splitfg_lab.commands._targets import Plan, find_runs, make_plans, parse_seeds
+from splitfg_lab.commands._times import recorded_seconds, time_sentence
 from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED
-from splitfg_lab.runs import RunError, RunFolder
+from splitfg_lab.runs.durations import format_duration
 
 if TYPE_CHECKING:
     from splitfg_lab.runs.jobs import Outcome
+
+_STARTS_OVER = "writes no checkpoints: if interrupted, it starts over"
 
 
 def run(
@@ -45,28 +47,44 @@ def run(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Override a field of the config.")
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Override a config field; `splitfg show` lists them."),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0-4; each preset's own if not given.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0-4; by default each preset's own.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Only test: a few steps and a small evaluation; records nothing.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the runs, their state and expected time; write nothing.")
+    ] = False,
     jobs: Jobs = 1,
     device: Device = "auto",
     runs: Runs = DEFAULT_RUNS,
+    results: Results = DEFAULT_RESULTS,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
-    """Run presets, skipping what is finished and going on with what was interrupted."""
-    plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds))
-    prepared = _prepare(plans, runs)
-    outcomes = _make(prepared.folders, prepared.refused, jobs, device, tensorboard=tensorboard, as_json=as_json)
-    _discard_refused(prepared.new, outcomes)
-    _finish(outcomes, _going_on(runs, jobs, device, tensorboard=tensorboard))
+    """Run presets; skip finished runs and resume interrupted ones."""
+    plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds), smoke=smoke)
+    how = How(jobs, device, tensorboard, as_json)
+    if dry_run:
+        _print_plans(plans, runs, results)
+    elif smoke:
+        _smoke(plans, how)
+    else:
+        if not as_json:
+            _announce(plans, runs, results)
+        prepared = prepare(plans, runs)
+        outcomes = make(prepared.folders, prepared.refused, how)
+        discard_refused(prepared.new, outcomes)
+        _finish(outcomes, _resume_command(runs, how))
 
 
 def resume(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Run folders; all unfinished ones if none.", autocompletion=complete_runs
+            metavar="[RUN]...", help="Run folders; by default all unfinished ones.", autocompletion=complete_runs
         ),
     ] = None,
     jobs: Jobs = 1,
@@ -75,131 +93,89 @@ def resume(
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with runs that were interrupted."""
-    folders = find_runs(runs, names or [])
-    outcomes = _make(folders, [], jobs, device, tensorboard=tensorboard, as_json=as_json)
-    _finish(outcomes, _going_on(runs, jobs, device, tensorboard=tensorboard))
+    """Resume interrupted runs from their checkpoints."""
+    how = How(jobs, device, tensorboard, as_json)
+    _finish(make(find_runs(runs, names or []), [], how), _resume_command(runs, how))
 
 
 def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
-    """Run the demo, less than a minute on a CPU, print its table and draw its curves."""
+    """Train on digits with three methods (under a minute on a CPU), print a table and draw learning curves."""
     from splitfg_lab.report import print_report, write_figures
 
-    prepared = _prepare(make_plans(["demo"], [], None), runs)
-    outcomes = _make(prepared.folders, prepared.refused, 1, device, tensorboard=False, as_json=False)
-    _discard_refused(prepared.new, outcomes)
+    how = How(device=device)
+    prepared = prepare(make_plans(["demo"], [], None), runs)
+    outcomes = make(prepared.folders, prepared.refused, how)
+    discard_refused(prepared.new, outcomes)
     print_report(runs, results, "demo")
     for path in write_figures(runs, results, runs / "demo", "demo"):
         typer.echo(f"drawn: {path}")
-    _finish(outcomes, _going_on(runs, 1, device, tensorboard=False))
+    _finish(outcomes, _resume_command(runs, how))
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """Folders that can be run, those among them that were not there before, and folders that hold something else."""
-
-    folders: list[RunFolder] = field(default_factory=list)
-    new: list[RunFolder] = field(default_factory=list)
-    refused: list[Outcome] = field(default_factory=list)
-
-
-def _prepare(plans: Sequence[Plan], root: Path) -> _Prepared:
-    """Write the configs."""
-    from splitfg_lab.runs.jobs import Outcome
-
-    prepared = _Prepared()
-    for plan in plans:
-        folder = plan.folder(root)
-        is_new = not folder.path.exists()
-        try:
-            plan.prepare(folder)
-        except RunError as error:
-            prepared.refused.append(Outcome(folder.name, "failed", str(error)))
-            continue
-        prepared.folders.append(folder)
-        if is_new:
-            prepared.new.append(folder)
-    return prepared
+def _smoke(plans: Sequence[Plan], how: How) -> None:
+    """Run plans in a temporary folder, which stays only if one of them fails."""
+    root = Path(tempfile.mkdtemp(prefix="splitfg-smoke-"))
+    outcomes: Sequence[Outcome] = ()
+    try:
+        prepared = prepare(plans, root)
+        outcomes = make(prepared.folders, prepared.refused, how)
+    finally:
+        if any(outcome.status == "failed" and not outcome.refused for outcome in outcomes):
+            typer.echo(f"smoke test: logs are in {root}", err=True)
+        else:
+            shutil.rmtree(root, ignore_errors=True)
+    if not how.as_json:
+        typer.echo("smoke test: nothing was recorded")
+    _finish(outcomes, "")
 
 
-def _discard_refused(new: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> None:
-    """Leave no folder behind for runs that were refused before their first step: there is nothing to go on with."""
-    refused = {outcome.run for outcome in outcomes if outcome.refused}
-    for folder in new:
-        if folder.name in refused:
-            with suppress(RunError):  # somebody else runs in it by now
-                folder.discard()
+def _print_plans(plans: Sequence[Plan], runs: Path, results: Path) -> None:
+    """Print what ``run`` would do."""
+    console = listing_console()
+    times = recorded_seconds(plans, results)
+    rows = []
+    for plan, time in zip(plans, times, strict=True):
+        known = "" if time is None else f"recorded: {format_duration(time[0])} on {time[1]}"
+        notes = [known, "" if plan.experiment.resumes(plan.preset) else _STARTS_OVER]
+        rows.append((plan.folder(runs).name, plan.state(runs), Text("; ".join(filter(None, notes)), "dim")))
+    print_rows(console, rows)
+    sentence = time_sentence(times)
+    if sentence:
+        console.print(sentence)
+    console.print(f"{len(plans)} run{'s' * (len(plans) != 1)}; this was a dry run, nothing was written", style="bold")
 
 
-def _claim(folders: Sequence[RunFolder]) -> tuple[list[RunFolder], list[Outcome]]:
-    """The folders that wait to be run, and those that are busy or damaged; said before anything heavy is started."""
-    from splitfg_lab.runs.jobs import Outcome
-
-    waiting: list[RunFolder] = []
-    unusable: list[Outcome] = []
-    for folder in folders:
-        try:
-            if folder.finished:
-                folder.require_result()
-                continue
-            with folder.locked():
-                waiting.append(folder)
-        except RunError as error:
-            unusable.append(Outcome(folder.name, "failed", str(error)))
-    return waiting, unusable
+def _announce(plans: Sequence[Plan], runs: Path, results: Path) -> None:
+    """Print the expected time of long runs, and which of them cannot resume."""
+    open_plans = [plan for plan in plans if not plan.folder(runs).finished]
+    console = listing_console(stderr=True)
+    sentence = time_sentence(recorded_seconds(open_plans, results))
+    if sentence:
+        console.print(sentence, style="dim", markup=False)
+    lasting = dict.fromkeys(
+        f"{plan.experiment.name}/{plan.preset.name}" for plan in open_plans if not plan.experiment.resumes(plan.preset)
+    )
+    if lasting:
+        named = ", ".join(list(lasting)[:3]) + (f" and {len(lasting) - 3} more" if len(lasting) > 3 else "")
+        console.print(f"{named}: {_STARTS_OVER}", style="dim", markup=False)
 
 
-def _make(
-    folders: Sequence[RunFolder],
-    refused: list[Outcome],
-    at_once: int,
-    device: str,
-    *,
-    tensorboard: bool,
-    as_json: bool,
-) -> list[Outcome]:
-    """Run what is not finished, and say how everything ended."""
-    from splitfg_lab.runs.bars import choose_view
-    from splitfg_lab.runs.jobs import Job, run_jobs
-
-    console = Console(highlight=False, soft_wrap=True)
-    waiting, unusable = _claim(folders)
-    command = [sys.executable, "-m", "splitfg_lab.commands.worker"]
-    options = ["--device", device, *(["--tensorboard"] if tensorboard else [])]
-    queue = [Job(folder, (*command, str(folder.path), *options)) for folder in waiting]
-    with choose_view(console, total=len(queue), as_json=as_json) as view:
-        for outcome in refused + unusable:
-            view.show({"event": "failed", "run": outcome.run, "message": outcome.message})
-        outcomes = refused + unusable + run_jobs(queue, at_once=at_once, view=view)
-    _summarise(console, outcomes, skipped=len(folders) - len(waiting) - len(unusable), as_json=as_json)
-    return outcomes
-
-
-def _summarise(console: Console, outcomes: Sequence[Outcome], *, skipped: int, as_json: bool) -> None:
-    counts = Counter(outcome.status for outcome in outcomes) | Counter({"skipped": skipped})
-    if as_json:
-        typer.echo(json.dumps({"event": "summary", **counts}))
-        return
-    words = {"skipped": "finished before", "waiting": "not started"}
-    parts = [f"{count} {words.get(status, status)}" for status, count in counts.items() if count]
-    console.print(", ".join(parts) or "nothing to run", style="bold")
-
-
-def _going_on(root: Path, jobs: int, device: str, *, tensorboard: bool) -> str:
-    """The command that goes on with what was interrupted, as it was begun: with several jobs, each has one thread."""
+def _resume_command(root: Path, how: How) -> str:
+    """Return the command that resumes interrupted runs with the same options."""
     options = [
-        *(["--jobs", str(jobs)] if jobs > 1 else []),
-        *(["--device", device] if device != "auto" else []),
-        *(["--tensorboard"] if tensorboard else []),
+        *(["--jobs", str(how.jobs)] if how.jobs > 1 else []),
+        *(["--device", how.device] if how.device != "auto" else []),
+        *(["--tensorboard"] if how.tensorboard else []),
         *(["--runs", str(root)] if root != DEFAULT_RUNS else []),
     ]
     return shlex.join(["splitfg", "resume", *options])
 
 
-def _finish(outcomes: Sequence[Outcome], going_on: str) -> None:
-    """Exit with what the outcomes add up to, saying how to go on if they were interrupted."""
+def _finish(outcomes: Sequence[Outcome], resume_command: str) -> None:
+    """Exit with the code of the outcomes; print how to resume if a run was interrupted."""
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"stopped", "waiting"}:
-        typer.echo(f"go on with: {going_on}", err=True)
+        if resume_command:
+            typer.echo(f"resume with: {resume_command}", err=True)
         raise typer.Exit(EXIT_STOPPED)
     raise typer.Exit(EXIT_FAILED if statuses & {"failed", "diverged"} else EXIT_OK)

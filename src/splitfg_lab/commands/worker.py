@@ -1,37 +1,42 @@
-"""The process behind one run: ``python -m splitfg_lab.commands.worker FOLDER`` runs what ``FOLDER/config.json`` says.
+"""The process behind one run: ``python -m splitfg_lab.commands.worker FOLDER`` runs ``FOLDER/config.json``.
 
-Events go to standard output as JSON lines; whatever the experiment itself prints goes to standard error. The exit code
-is 0 if the run is done, 1 if it diverged or failed, 2 if its config cannot be used, 130 if it was stopped.
+It prints events to standard output as JSON lines and redirects the output of the experiment to standard error. The
+exit code is 0 if the run is done, 1 if it diverged or failed, 2 if its config cannot be used, 130 if it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import json
 import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
 from splitfg_lab.commands._targets import find_preset
-from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, FOR_PEOPLE, exit_code
+from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXPECTED, exit_code
 from splitfg_lab.experiments.spec import Experiment
 from splitfg_lab.runs import RunFolder, Runner, StoppedError, from_json
 from splitfg_lab.runs.context import Emit
+from splitfg_lab.runs.interrupts import stop_signals
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one folder; the exit code."""
+    """Run one folder and return the exit code."""
     options = _parse(arguments)
     folder = RunFolder(options.folder)
+    _log_in_utf8()
     stream = _EventStream()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in stop_signals():
+        signal.signal(number, _interrupt)
 
-    def end(event: str, message: str, **more: bool) -> None:
+    def end(event: str, message: str, **more: Any) -> None:
         stream({"event": event, "run": folder.name, "message": message, **more})
 
     try:
@@ -40,15 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
         end("stopped", str(error))
         return EXIT_STOPPED
     except KeyboardInterrupt:
-        end("stopped", "stopped without saving; its last checkpoint, if any, is intact")
+        end("stopped", _unsaved(folder))
         return EXIT_STOPPED
-    except FOR_PEOPLE as error:
-        traceback.print_exc()
+    except EXPECTED as error:
+        # the event first: on a full disk the log cannot be written
         end("failed", str(error), refused=not stream.begun)
+        _log_traceback()
         return exit_code(error)
     except Exception as error:
-        traceback.print_exc()
-        end("failed", f"{type(error).__name__}: {error}; see {folder.log_path}")
+        end("failed", f"{type(error).__name__}: {error}", log=str(folder.log_path))
+        _log_traceback()
         return EXIT_FAILED
 
 
@@ -75,6 +81,26 @@ def _load_runner(experiment: Experiment) -> Runner:
     return cast(Runner, getattr(importlib.import_module(module), name))
 
 
+def _unsaved(folder: RunFolder) -> str:
+    """Explain where a run that stopped without saving resumes."""
+    if folder.has_checkpoint:
+        return "stopped without saving; it resumes from its last checkpoint"
+    return "stopped before its first checkpoint; it starts over"
+
+
+def _log_in_utf8() -> None:
+    """Write the log in UTF-8, whatever the locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _log_traceback() -> None:
+    with suppress(OSError):
+        traceback.print_exc()
+        sys.stderr.flush()
+
+
 def _listeners(stream: Emit, folder: RunFolder, *, tensorboard: bool) -> Emit:
     if not tensorboard:
         return stream
@@ -90,10 +116,10 @@ def _listeners(stream: Emit, folder: RunFolder, *, tensorboard: bool) -> Emit:
 
 
 class _EventStream:
-    """Standard output, taken over: what other code prints there goes to standard error instead.
+    """Write events to standard output, and redirect other output there to standard error.
 
     Attributes:
-        begun: Whether a step has been taken.
+        begun: Whether the run has taken a step.
     """
 
     def __init__(self) -> None:
@@ -109,13 +135,14 @@ class _EventStream:
         try:
             os.write(self._handle, json.dumps(event).encode() + b"\n")
         except BrokenPipeError:
-            # whoever watched is gone: save and stop, as if asked to
+            # the process that started this run is gone: save and stop
             self._watched = False
             signal.raise_signal(signal.SIGTERM)
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in stop_signals():  # the same request may arrive as two signals
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

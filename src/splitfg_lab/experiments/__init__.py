@@ -1,12 +1,12 @@
 """Experiments: one folder per table or figure of the paper, each with its presets and the paper's numbers.
 
-A folder ``experiments/<name>/`` exposes ``EXPERIMENT`` and is found by being there. Other packages add theirs by an
-entry point of the group ``splitfg_lab.experiments`` that names an :class:`Experiment`::
+Every folder ``experiments/<name>/`` exposes ``EXPERIMENT``. Other packages add experiments with an entry point of the
+group ``splitfg_lab.experiments`` that names an :class:`Experiment`::
 
     [project.entry-points."splitfg_lab.experiments"]
     my_experiment = "my_package.my_experiment:EXPERIMENT"
 
-Nothing here imports torch; an experiment's runner is imported only when it runs.
+This package does not import torch; an experiment's runner is imported only to run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> tuple[Experiment, ...]:
-    # found at first use: a plug-in imports this package before it can be imported from here
+    # found on first use: a plug-in imports this package before the package can import the plug-in
     if name == "EXPERIMENTS":
         return _experiments()
     raise AttributeError(f"module 'splitfg_lab.experiments' has no attribute {name!r}")
@@ -71,7 +71,7 @@ def _experiments() -> tuple[Experiment, ...]:
     found = sorted([*_shipped(), *_plugged_in()], key=_place_in_paper)
     problems = [*_twice(e.name for e in found), *(p for e in found for p in _wrong_names(e))]
     if problems:
-        raise ValueError("experiments cannot be told apart or put into folders:\n" + "\n".join(problems))
+        raise ValueError("experiments need unique names that can be folders:\n" + "\n".join(problems))
     return tuple(found)
 
 
@@ -97,18 +97,23 @@ def _plugged_in() -> Iterator[Experiment]:
     for entry in metadata.entry_points(group="splitfg_lab.experiments"):
         experiment = entry.load()
         if not isinstance(experiment, Experiment):
-            raise TypeError(f"the entry point {entry.name} = {entry.value} of {entry.dist} is not an Experiment")
+            raise TypeError(
+                f"the entry point {entry.name} = {entry.value} of {entry.dist} must be an"
+                f" Experiment, got {type(experiment).__name__}"
+            )
         yield experiment
 
 
 def _twice(names: Iterator[str]) -> list[str]:
-    return [f"  {name} is there {count} times" for name, count in Counter(names).items() if count > 1]
+    return [
+        f"  {count} experiments or presets are called {name}" for name, count in Counter(names).items() if count > 1
+    ]
 
 
 def _wrong_names(experiment: Experiment) -> list[str]:
-    """Names become folders, and ``+`` separates a preset from its overrides."""
+    """List names that cannot be folders; ``+`` is not allowed, it separates a preset from its overrides."""
     names = [experiment.name, *(p.name for p in experiment.presets)]
     wrong = [n for n in names if not is_plain(n)]
-    return [f"  {experiment.name}: {n!r} is not a plain name" for n in wrong] + _twice(
+    return [f"  {experiment.name}: {n!r} needs letters, digits, _ . = or - only" for n in wrong] + _twice(
         f"{experiment.name}/{p.name}" for p in experiment.presets
     )

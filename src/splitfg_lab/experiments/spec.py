@@ -1,12 +1,13 @@
-"""What an experiment is, as data: presets to run, the paper's numbers beside them, tables and figures to draw.
+"""Experiments as data: presets, the paper's numbers, tables and figures.
 
-Nothing here imports torch, so that listing and reporting start at once.
+This module does not import torch, so listing and reporting start at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias
 
 from splitfg_lab.runs.config import flatten, to_json
@@ -14,12 +15,12 @@ from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import Identity, by_config
 
 _ABSENT: Final = "absent"
-_COST: Final = "method.lean"  # a field of Split-FG's recipe, immaterial in every experiment
+_COST: Final = "method.lean"  # a field of Split-FG's recipe that changes cost, not results, in every experiment
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A number the paper prints, with its standard deviation where it prints one."""
+    """A number of the paper, with its standard deviation if the paper gives one."""
 
     mean: float
     std: float | None = None
@@ -27,13 +28,13 @@ class Paper:
 
 @dataclass(frozen=True)
 class Preset:
-    """One thing that can be run: a frozen, torch-free config and the seeds it is run with.
+    """A config with a name, and the seeds of its recorded runs.
 
     Attributes:
         name: Short name, unique within its experiment (``c500``, ``adult-split_fg``).
-        title: One line for people.
-        config: A frozen dataclass that the experiment's runner understands.
-        seeds: Seeds that make up the recorded result.
+        title: A short description.
+        config: A frozen dataclass for the experiment's runner; it does not import torch.
+        seeds: Seeds of the recorded result.
         counts: Whether it is a count model. Count models have no trunk, so a report never marks one as the best
             method without a backward pass.
     """
@@ -47,10 +48,10 @@ class Preset:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured number of a table: which preset, which metric of its report, and the paper's value.
+    """One measured number of a table: a preset, a metric of its report, and the paper's value.
 
     ``decimals`` overrides the table's digits after the point. With ``over``, the number is the ratio of the means of
-    this preset and that one. What is not ``ranked`` is told beside the results, and is better or worse than nothing.
+    this preset and that one. A cell that is not ``ranked`` takes no part in marking the best number.
     """
 
     preset: str
@@ -63,16 +64,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Paired:
-    """A paired t-test of a table: by how much one preset is better than another over the seeds both have run.
+    """A paired t-test of a table: the lead of one preset over another, on the seeds of both.
 
-    The p-values of a table are corrected for how many tests it holds.
+    The p-values of a table are corrected for the number of its tests.
 
     Attributes:
-        preset: Whose lead it is.
-        against: The other one.
-        metric: What is compared.
-        better: Which way is better.
-        decimals: Digits of the lead after the point, instead of the table's.
+        preset: The preset that leads.
+        against: The preset it is compared with.
+        metric: The metric to compare.
+        better: The direction that is better.
+        decimals: Digits of the lead after the point; ``None`` for the table's.
     """
 
     preset: str
@@ -84,7 +85,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Row:
-    """A labelled row; a string cell is printed as it is, ``None`` means the method does not apply."""
+    """A labelled row. A string cell is printed unchanged; ``None`` means that the method does not apply."""
 
     label: str
     cells: tuple[Cell | Paired | str | None, ...]
@@ -95,9 +96,9 @@ class Table:
     """A table of the paper: ``columns`` name the cells of every row.
 
     Attributes:
-        better: Which way is better, for highlighting; ``None`` where neither is.
-        best_in: Whether the cells that compete stand in one row (methods side by side), one column, or the whole table
-            (a grid of settings).
+        better: The direction that is better, for highlighting; ``None`` to highlight nothing.
+        best_in: Where the best cell is marked: in each row (methods side by side), in each column, or in the whole
+            table (a grid of settings).
         decimals: Digits after the point.
     """
 
@@ -113,7 +114,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure of metrics over training: one line per preset, mean over seeds.
+    """A figure of a metric over training: one line per preset, mean over seeds.
 
     Attributes:
         x: ``step``, or ``wall_s`` for seconds. A report draws a figure over seconds only if every run had its machine
@@ -137,7 +138,7 @@ class Curves:
 class Sweep:
     """A figure of final metrics against a config field: one line per metric, one point per preset.
 
-    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``), ``labels`` are words for the metrics.
+    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``); ``labels`` name the metrics.
     """
 
     key: str
@@ -220,13 +221,17 @@ class Experiment:
 
     Attributes:
         name: Folder name under ``experiments/``.
-        title: One line for people.
-        source: Where in the paper (``Table 7, Appendix B``), or what is new here.
-        runner: ``module:function`` that runs one preset; imported only when something runs.
-        smoke: Overrides under which any of its presets takes two steps, so that a test can run all of them.
-        immaterial: Fields of the config, earlier ones too, that change what a run costs but not what it finds: a run
-            that differs in them alone is a run of the preset.
-        earlier: Fields, and what they amounted to before there were any, for runs recorded then.
+        title: A short description.
+        source: The place in the paper (``Table 7, Appendix B``), or ``New here``.
+        runner: ``module:function`` that runs one preset; imported only to run.
+        presets: Its presets.
+        tables: Its tables.
+        figures: Its figures.
+        smoke: Overrides under which each of its presets takes a few steps, for tests and ``--smoke``.
+        immaterial: Fields, earlier ones included, that change the cost of a run but not its result: a run that differs
+            in these fields alone is a run of the preset.
+        earlier: Fields added later, with the values they implicitly had before, for configs recorded then.
+        no_checkpoints: Patterns of presets that write no checkpoints: an interrupted run of these starts over.
         headlines: Its rows in the report's summary.
     """
 
@@ -241,30 +246,35 @@ class Experiment:
     immaterial: tuple[str, ...] = ()
     earlier: tuple[tuple[str, Any], ...] = ()
     headlines: tuple[Headline, ...] = ()
+    no_checkpoints: tuple[str, ...] = ()
+
+    def resumes(self, preset: Preset) -> bool:
+        """Return whether an interrupted run of a preset resumes; otherwise it starts over."""
+        return not any(fnmatchcase(preset.name, pattern) for pattern in self.no_checkpoints)
 
     def preset(self, name: str) -> Preset:
-        """The preset of that name."""
+        """Return the preset of that name."""
         return next(p for p in self.presets if p.name == name)
 
     def changes(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """Where a run's recorded config departs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
+        """List where a recorded config differs from its preset's, as ``optimizer.lr=0.1 (preset: 0.03)``."""
         return tuple(str(d) for d in self._departures(preset, recorded) if not self._is_immaterial(d.field))
 
     def overrides(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[str, ...]:
-        """The :meth:`changes`, and immaterial fields that were set otherwise; not those that came or went."""
+        """List the :meth:`changes` and the immaterial fields with other values, but not added or removed ones."""
         found = self._departures(preset, recorded)
         return tuple(str(d) for d in found if not (self._is_immaterial(d.field) and d.came_or_went))
 
     def closeness(self, preset: Preset, recorded: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Whether none of a run's immaterial fields was set otherwise than the preset's, and none came or went.
+        """Return whether no immaterial field has another value than the preset's, and whether none came or went.
 
-        Runs without :meth:`changes` are runs of the preset; the closest stands for it.
+        Runs without :meth:`changes` are runs of the preset; the closest represents it.
         """
         found = [d for d in self._departures(preset, recorded) if self._is_immaterial(d.field)]
         return all(d.came_or_went for d in found), not found
 
     def completed(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """A config's JSON with the fields that came after it was written, as far as ``earlier`` tells of them."""
+        """Return a config's JSON with the fields of ``earlier`` that it lacks."""
         filled = dict(recorded)
         for name, value in self.earlier:
             _fill(filled, name.split("."), value)
@@ -282,7 +292,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class _Departure:
-    """A field that a run and its preset do not have in common."""
+    """A field in which a run differs from its preset."""
 
     field: str
     ours: Any
@@ -297,7 +307,7 @@ class _Departure:
 
 
 def _fill(data: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a nested field where it is missing and what holds it is there; inner objects are copied, not changed."""
+    """Set a missing nested field if its parent exists; copy inner objects instead of changing them."""
     first, *rest = path
     if not rest:
         data.setdefault(first, value)
@@ -307,9 +317,9 @@ def _fill(data: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def identity_in(experiments: Iterable[Experiment]) -> Identity:
-    """Runs of one preset and seed stand for the same number where they depart from the preset in the same way.
+    """Group the runs of a preset and seed by their changes to the preset.
 
-    The one taken is made exactly as the preset says where there is such a run, immaterial fields included.
+    A run whose immaterial fields equal the preset's represents its group, if there is one.
     """
     return _PresetIdentity({(e.name, p.name): (e, p) for e in experiments for p in e.presets})
 

@@ -1,7 +1,7 @@
-"""Many runs, a few at a time, each in a process of its own.
+"""Run jobs in parallel, each in its own process.
 
-A process per run keeps them apart: one that fails, or is killed for its memory, does not take the others with it, and
-the peak memory of a run is its own.
+A run that fails, or that the system kills for its memory, leaves the others alone, and the peak memory of a run is its
+own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from splitfg_lab.runs.environment import SIDE_BY_SIDE, side_by_side
 from splitfg_lab.runs.folder import RunFolder
+from splitfg_lab.runs.interrupts import stop_signals
 from splitfg_lab.runs.progress import Event, Guarded, View
 
 _ENDINGS: Final = ("finished", "stopped", "failed")
@@ -25,7 +26,7 @@ _LINE_BYTES: Final = 2**22
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make: its folder and the command that makes it, which prints events as JSON lines."""
+    """A run folder and the command that runs it, which prints events as JSON lines."""
 
     folder: RunFolder
     command: tuple[str, ...]
@@ -33,9 +34,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; ``stopped`` ones go on where they were, ``waiting`` ones were never started.
+    """The end of a job. A ``stopped`` job can resume; a ``waiting`` job did not start.
 
-    ``refused`` ones failed before their first step, for a reason that ``message`` gives in full.
+    ``refused`` marks a job that failed before its first step, for a reason that ``message`` explains in full.
     """
 
     run: str
@@ -46,10 +47,10 @@ class Outcome:
 
 
 def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
-    """Run jobs, ``at_once`` at a time; how each of them ended, in their order.
+    """Run jobs, ``at_once`` at a time, and return their outcomes in order.
 
-    Ctrl-C or SIGTERM asks the running ones to save and stop, and starts no more; a second one kills them.
-    With more than one at a time each gets a single CPU thread. A view that fails is switched off.
+    Ctrl-C, SIGTERM or SIGHUP asks the running jobs to save and stop, and starts no more; a second signal kills them.
+    If several jobs run at a time, each gets one CPU thread. A view that fails is switched off.
     """
     return asyncio.run(_run_all(jobs, at_once, view))
 
@@ -57,8 +58,9 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int, view: View) -> list[Outcome]:
 async def _run_all(jobs: Sequence[Job], at_once: int, view: View) -> list[Outcome]:
     crew = _Crew(view, _environment(at_once, len(jobs)))
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, crew.stop)
+    for number in stop_signals():
+        with suppress(NotImplementedError):  # on Windows
+            loop.add_signal_handler(number, crew.stop, number)
     gate = asyncio.Semaphore(at_once)
     return list(await asyncio.gather(*(crew.run(job, gate) for job in jobs)))
 
@@ -70,7 +72,7 @@ def _environment(at_once: int, jobs: int) -> dict[str, str]:
 
 
 class _Crew:
-    """The processes at work."""
+    """The running processes."""
 
     def __init__(self, view: View, environment: dict[str, str]) -> None:
         self._view = Guarded(view)
@@ -78,17 +80,19 @@ class _Crew:
         self._working: set[asyncio.subprocess.Process] = set()
         self._stopping = self._unheard = False
 
-    def stop(self) -> None:
-        """Ask everybody to save and stop; the second time, do not ask."""
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask all processes to save and stop; the second time, kill them."""
         for process in self._working:
             with suppress(ProcessLookupError):  # it has just ended by itself
                 process.kill() if self._stopping else process.terminate()
         if not self._stopping:
             self._stopping = True
-            self._show({"event": "note", "run": "Ctrl-C", "text": "saving; once more to stop without"})
+            cause = "Ctrl-C" if number == signal.SIGINT else _signal_name(number)
+            text = "saving and stopping; press Ctrl-C again to stop at once"
+            self._show({"event": "note", "run": cause, "text": text})
 
     def _show(self, event: Event) -> None:
-        """Hand an event to the view; when that cannot be written to any more, all save and stop."""
+        """Show an event; if the output cannot be written any more, ask all processes to save and stop."""
         if self._unheard:
             return
         try:
@@ -104,23 +108,25 @@ class _Crew:
                 return Outcome(job.folder.name, "waiting")
             try:
                 ending, code = await self._work(job)
-            except (OSError, ValueError) as error:  # this job's trouble, not that of the others
+            except (OSError, ValueError) as error:  # fails this job, not the others
                 return self._tell(job, Outcome(job.folder.name, "failed", _trouble(job.folder, error)))
         outcome = self._judge(job, ending, code)
         return self._tell(job, outcome) if ending is None else outcome
 
     def _tell(self, job: Job, outcome: Outcome) -> Outcome:
-        """Show an ending that the process did not tell itself."""
+        """Show an ending that the process did not report itself."""
         event = "stopped" if outcome.status == "stopped" else "failed"
         self._show({"event": event, "run": outcome.run, "message": outcome.message} | _place(job))
         return outcome
 
     async def _work(self, job: Job) -> tuple[Event | None, int]:
-        """Run the process; the event it ended with, if it came to that, and its exit code.
+        """Run the process, and return its last event, if it sent one, and its exit code.
+
+        The process has ended when this method returns or raises.
 
         Raises:
-            OSError: It cannot be started: its folder is gone, say.
-            ValueError: It printed a line beyond all bounds. Whatever is raised, the process is ended.
+            OSError: The process cannot be started, for example because its folder is gone.
+            ValueError: The process printed a line that is too long.
         """
         with job.folder.log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -132,14 +138,14 @@ class _Crew:
                 limit=_LINE_BYTES,
             )
         self._working.add(process)
-        if self._stopping:  # asked while the process was being made
+        if self._stopping:  # the signal came while the process was being started
             with suppress(ProcessLookupError):
                 process.terminate()
         try:
             return await self._listen(job, process), await process.wait()
         finally:
             self._working.discard(process)
-            if process.returncode is None:  # nobody listens to it any more
+            if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
@@ -161,7 +167,9 @@ class _Crew:
         if ending is None:
             how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             if self._stopping:
-                return Outcome(name, "stopped", f"{how} before it could save; its last checkpoint is intact")
+                asked = -code in stop_signals()
+                ended = "stopped" if asked else how
+                return Outcome(name, "stopped", f"{ended} before it could save; it {_after_resume(job.folder)}")
             return Outcome(name, "failed", f"{how}{_advice(job.folder, code)}")
         if ending["event"] == "finished":
             return Outcome(name, ending["status"], ending["message"], ending["metrics"])
@@ -169,12 +177,12 @@ class _Crew:
 
 
 def _place(job: Job) -> Event:
-    """The field of an event that tells runs apart."""
+    """Return the event field that distinguishes runs of the same name."""
     return {"folder": str(job.folder.path)}
 
 
 def _event(line: bytes) -> Event | None:
-    """The event that a line tells; ``None`` for a torn line, and for anything else that was printed."""
+    """Parse a line as an event; ``None`` for an incomplete line and for other output."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -183,7 +191,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def _signal_name(number: int) -> str:
-    """``SIGKILL``; real-time signals have numbers only."""
+    """Return the name of a signal; real-time signals have numbers only."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -191,16 +199,20 @@ def _signal_name(number: int) -> str:
 
 
 def _trouble(folder: RunFolder, error: OSError | ValueError) -> str:
-    """Why a process could not be started or followed, and what to do."""
+    """Explain why a process could not be started or followed, with the cure."""
     if not folder.path.is_dir():
-        return f"its folder {folder.path} is gone: run it again to begin anew"
-    return f"cannot be run: {error}; `splitfg resume {folder.path}` tries again"
+        return f"its folder {folder.path} is gone: run it again to start over"
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    return f"cannot run: {reason}; `splitfg resume {folder.path}` tries again"
 
 
 def _advice(folder: RunFolder, code: int) -> str:
-    """What to do about a process that ended without a word."""
+    """Give advice about a process that ended without a message."""
     said = f"; see {folder.log_path}" if folder.log_path.exists() and folder.log_path.stat().st_size else ""
     if code != -signal.SIGKILL:
         return said
-    how = "goes on from its last checkpoint" if folder.has_checkpoint else "begins anew, as nothing was saved yet"
-    return f"{said}. It may have run out of memory; `splitfg resume {folder.path}` {how}"
+    return f"{said}. It may have run out of memory; `splitfg resume {folder.path}` {_after_resume(folder)}"
+
+
+def _after_resume(folder: RunFolder) -> str:
+    return "resumes from its last checkpoint" if folder.has_checkpoint else "starts over, as there is no checkpoint yet"

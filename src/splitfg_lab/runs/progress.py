@@ -1,8 +1,8 @@
-"""What people, logs and machines see of running jobs: bars in a terminal, plain lines elsewhere, or JSON lines.
+"""Views of running jobs: plain lines and JSON lines; :mod:`splitfg_lab.runs.bars` adds progress bars.
 
-A run tells what happens to it as events, dicts with ``event`` (``started``, ``progress``, ``metrics``, ``note``,
-``finished``, ``stopped``, ``failed``), ``run`` (its name) and more fields. Whoever starts runs adds ``folder``: names
-are short, and runs in two places may share one.
+A run emits events, dicts with ``event`` (``started``, ``progress``, ``phase``, ``metrics``, ``note``, ``finished``,
+``stopped``, ``failed``), ``run`` (its name) and more fields. The process that starts runs adds ``folder``, because runs
+in two folders may share a name.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ _PLAIN_S: Final = 10.0
 
 
 class View(Protocol):
-    """Shows events to somebody."""
+    """Shows events."""
 
     def __enter__(self) -> View:
-        """Begin to show."""
+        """Start the view."""
 
     def __exit__(self, *_: object) -> None:
-        """Show no more."""
+        """Close the view."""
 
     def show(self, event: Event) -> None:
         """Show one event."""
 
 
 class Guarded:
-    """Shows what another view shows, until that fails: then it is switched off, with a word on standard error.
+    """Pass events to another view, and switch it off with a message on standard error if it fails.
 
-    Nothing that goes wrong in showing runs stops them. An ``OSError`` is passed on: it says that nobody can read any
-    more, which is for the caller to judge.
+    A bug in a view must not stop the runs. An ``OSError`` passes through: the output cannot be written, and the caller
+    decides what to do.
     """
 
     def __init__(self, view: View) -> None:
         self._view: View | None = view
 
     def __enter__(self) -> Guarded:
-        """Begin to show."""
+        """Start the view."""
         self._attempt(lambda view: view.__enter__())
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Show no more."""
+        """Close the view."""
         self._attempt(lambda view: view.__exit__(*details))
 
     def show(self, event: Event) -> None:
-        """Show one event, if it still can be."""
+        """Show one event."""
         self._attempt(lambda view: view.show(event))
 
     def _attempt(self, use: Callable[[View], object]) -> None:
@@ -70,35 +70,63 @@ class Guarded:
 
     def _switch_off(self, view: View, error: Exception) -> None:
         self._view = None
-        with suppress(Exception):  # it may fail in this too, but gives the terminal back
+        with suppress(Exception):  # closing may fail too, but it restores the terminal
             view.__exit__(None, None, None)
         with suppress(OSError):
             reason = f"{type(error).__name__}: {error}"
-            print(f"progress can no longer be shown ({reason}); the runs go on", file=sys.stderr, flush=True)
+            print(f"cannot show progress any more ({reason}); the runs continue", file=sys.stderr, flush=True)
+
+
+class SharedFailures:
+    """Pass events to another view, but show a failure message only for the first run that has it.
+
+    A missing data set fails every run that needs it with the same words. The caller names the other runs afterwards.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._first: dict[str, str] = {}
+
+    def __enter__(self) -> SharedFailures:
+        """Start the view."""
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        """Close the view."""
+        self._view.__exit__(*details)
+
+    def show(self, event: Event) -> None:
+        """Show one event, a repeated failure without its message."""
+        if event["event"] == "failed" and event["message"]:
+            run = key_of(event)
+            if self._first.setdefault(event["message"], run) != run:
+                event = event | {"message": "", "log": ""}
+        self._view.show(event)
 
 
 def key_of(event: Event) -> str:
-    """What tells the events of one run from those of another."""
+    """Return a key that distinguishes the runs of events."""
     return str(event.get("folder", event["run"]))
 
 
 def numbers(values: Mapping[str, float]) -> str:
-    """Metrics in a line: ``accuracy 0.7132  loss 0.5012``."""
+    """Write metrics in a line: ``accuracy 0.7132  loss 0.5012``."""
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 class JsonView:
-    """One event per line, as it is."""
+    """Print each event as a line of JSON."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def __enter__(self) -> JsonView:
-        """Nothing to begin."""
+        """Return this view."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def show(self, event: Event) -> None:
         """Print the event."""
@@ -107,45 +135,59 @@ class JsonView:
 
 @dataclass
 class _Pace:
-    """When and where a run was last printed, to tell its speed since."""
+    """Time and step of the last line about a run, to compute its speed since."""
 
     time: float
     step: int
 
 
 class PlainView:
-    """A line when something begins or ends, and one every few seconds in between."""
+    """Print a line when a run starts or ends, and one every few seconds in between."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._paces: dict[str, _Pace] = {}
 
     def __enter__(self) -> PlainView:
-        """Nothing to begin."""
+        """Return this view."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def show(self, event: Event) -> None:
-        """Print a line about the event, if it deserves one."""
-        text = self._progress(event) if event["event"] == "progress" else format_event(event)
+        """Print a line about the event, unless it follows another one too closely."""
+        text = self._line(event)
         if text:
             print(f"{event['run']}  {text}", file=self._file, flush=True)
 
-    def _progress(self, event: Event) -> str:
-        now, step, steps = time.monotonic(), event["step"], event["steps"]
-        pace = self._paces.setdefault(key_of(event), _Pace(now, step))
+    def _line(self, event: Event) -> str:
+        match event:
+            case {"event": "progress", "step": step, "steps": steps}:
+                speed = self._speed(key_of(event), step)
+                if speed is None:
+                    return ""
+                left = _time_left(steps - step, speed)
+                return f"step {step:,}/{steps:,}  {speed:.3g} steps/s  {left} left  {current_numbers(event)}"
+            case {"event": "phase", "name": name, "done": done, "total": total}:
+                speed = self._speed(f"{key_of(event)} {name}", done)
+                return "" if speed is None else f"{name} {done:,}/{total:,}  {_time_left(total - done, speed)} left"
+        return format_event(event)
+
+    def _speed(self, key: str, done: int) -> float | None:
+        """Return the speed since the last line; ``None`` if no line is due."""
+        now = time.monotonic()
+        pace = self._paces.setdefault(key, _Pace(now, done))
+        if done < pace.step:  # the next evaluation begins
+            pace = self._paces[key] = _Pace(now, done)
         if now - pace.time < _PLAIN_S:
-            return ""
-        speed = (step - pace.step) / (now - pace.time)
-        self._paces[key_of(event)] = _Pace(now, step)
-        left = _time_left(steps - step, speed)
-        return f"step {step:,}/{steps:,}  {speed:.3g} steps/s  {left} left  {current_numbers(event)}"
+            return None
+        self._paces[key] = _Pace(now, done)
+        return (done - pace.step) / (now - pace.time)
 
 
 def _time_left(steps: int, speed: float) -> str:
-    """``0:00:25``; ``-`` if nothing moves, or nobody will live to see the end."""
+    """Return the time left as ``0:00:25``; ``-`` without progress or if it overflows."""
     try:
         return str(timedelta(seconds=round(steps / speed)))
     except (ZeroDivisionError, OverflowError):
@@ -153,20 +195,22 @@ def _time_left(steps: int, speed: float) -> str:
 
 
 def format_event(event: Event) -> str:
-    """What an event says, in a line; nothing for those that are only numbers."""
+    """Write an event as a line; empty for events that hold only numbers."""
     match event:
         case {"event": "started", "step": step, "device": device}:
-            return f"goes on from step {step:,} on {device}" if step else f"started on {device}"
+            return f"resumes from step {step:,} on {device}" if step else f"started on {device}"
         case {"event": "note", "text": text}:
             return str(text)
         case {"event": "finished", "status": "done", "metrics": metrics}:
             return f"done  {numbers(metrics)}"
+        case {"event": "failed", "message": message, "log": log} if log:
+            return f"{message}; see {log}"
         case {"event": "finished", "message": message} | {"event": "failed" | "stopped", "message": message}:
             return str(message)
     return ""
 
 
 def current_numbers(event: Event) -> str:
-    """Loss and metrics of a ``progress`` event, in a line."""
+    """Write loss and metrics of a ``progress`` event in a line."""
     loss = {} if event["loss"] is None else {"loss": event["loss"]}
     return numbers(loss | event["metrics"])

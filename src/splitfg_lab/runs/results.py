@@ -85,16 +85,25 @@ def read_records(runs: Path, results: Path, identity: Identity | None = None) ->
     ``identity``, returns one run for each of its groups. Files that cannot be read, or whose name is not that of their
     experiment, are listed as problems.
     """
+    recorded, local = read_recorded(results), read_local(runs)
+    merged = _merge(recorded.runs, local.runs)
+    return Records(_chosen(merged, identity), local.unfinished, (*recorded.problems, *local.problems))
+
+
+def read_recorded(results: Path, identity: Identity | None = None) -> Records:
+    """Read the results files under ``results`` alone."""
+    problems: list[Problem] = []
+    found = [run for path in sorted(results.glob("*.json")) for run in _attempt(path, _read_own, problems)]
+    return Records(_chosen(_merge(found, []), identity), (), tuple(problems))
+
+
+def read_local(runs: Path, identity: Identity | None = None) -> Records:
+    """Read the run folders under ``runs`` alone."""
     folders = find_folders(runs)
     problems: list[Problem] = []
-    files = sorted(results.glob("*.json"))
-    recorded = [run for path in files for run in _attempt(path, _read_own, problems)]
-    local = [run for f in folders if f.finished for run in _attempt(f.path, _read_finished, problems)]
-    merged = _merge(recorded, local)
-    if identity is not None:
-        merged = _chosen(merged, identity)
+    found = [run for f in folders if f.finished for run in _attempt(f.path, _read_finished, problems)]
     unfinished = tuple(f.name for f in folders if not f.finished)
-    return Records(tuple(merged), unfinished, tuple(problems))
+    return Records(_chosen(_merge([], found), identity), unfinished, tuple(problems))
 
 
 def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[Path] = ()) -> list[Path]:
@@ -248,11 +257,13 @@ def _merge(old: Iterable[RunRecord], new: Iterable[RunRecord]) -> list[RunRecord
     return sorted(runs.values(), key=lambda run: (natural(run.name), by_config(run.report)))
 
 
-def _chosen(runs: Sequence[RunRecord], identity: Identity) -> list[RunRecord]:
-    """Return the best run of each group, in the order of ``runs``."""
+def _chosen(runs: Sequence[RunRecord], identity: Identity | None) -> tuple[RunRecord, ...]:
+    """Return the best run of each group, in the order of ``runs``; all runs without an identity."""
+    if identity is None:
+        return tuple(runs)
     ranked = sorted(runs, key=lambda run: (identity.closeness(run.report), _finished(run)))
     taken = {(run.name, identity(run.report)): run for run in ranked}
-    return [run for run in runs if taken[run.name, identity(run.report)] is run]
+    return tuple(run for run in runs if taken[run.name, identity(run.report)] is run)
 
 
 def _finished(run: RunRecord) -> str:

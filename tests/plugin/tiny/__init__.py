@@ -22,7 +22,13 @@ class Adam:
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Every kind of field, and a few that make a run go wrong on purpose."""
+    """Every kind of field, and a few that make a run go wrong on purpose.
+
+    Attributes:
+        noise: Standard deviation of the noise that is added to gradients, in
+            every coordinate.
+        diverge_at: Step at which the loss becomes infinite.
+    """
 
     steps: int = 40
     optimizer: Adam | Sgd = Adam()

@@ -106,5 +106,6 @@ EXPERIMENT = Experiment(
         _preset("cifar100", "compiled"),
     ),
     tables=(_table("cifar10"), _table("cifar100")),
+    no_checkpoints=("*",),
     smoke=("images=64", "batch=2"),
 )

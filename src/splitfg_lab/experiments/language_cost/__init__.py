@@ -188,6 +188,7 @@ EXPERIMENT = Experiment(
         _sweep("memory-depth", "Peak memory of an eager step against depth", "mib", "layers", DEPTHS),
         _sweep("memory-length", "Peak memory of an eager step against sequence length", "mib", "context", LENGTHS),
     ),
+    no_checkpoints=("*",),
     smoke=(
         "variants=backprop,backprop-both,frozen,split_fg-k2-chunk1,split_fg-k2-chunk2,fg-k1-chunk1-sgd,es-k1",
         "blocks=1",

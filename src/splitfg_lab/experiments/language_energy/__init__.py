@@ -85,6 +85,7 @@ EXPERIMENT = Experiment(
             "trunk_share",
         ),
     ),
+    no_checkpoints=("init", "init-torch"),
     smoke=("batches=2", *(f"training.{setting}" for setting in SMOKE)),
     immaterial=("training.block",),
     earlier=(("training.clip_apart", False),),

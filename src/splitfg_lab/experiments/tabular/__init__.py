@@ -18,4 +18,5 @@ EXPERIMENT = Experiment(
     tables=tables(),
     figures=figures(),
     headlines=headlines(),
+    no_checkpoints=("*-linear", "*-sklearn_mlp", "*-boosting"),
 )

@@ -124,4 +124,5 @@ EXPERIMENT = Experiment(
         ),
     ),
     earlier=(("warm_up", "backprop"),),
+    no_checkpoints=("*",),
 )
