@@ -38,7 +38,7 @@ def test_every_method_but_forward_forward_regresses(method):
 
 def test_forward_forward_refuses_values():
     X, _, y = blobs()
-    with pytest.raises(SplitError, match="cannot learn a real value"):
+    with pytest.raises(SplitError, match="cannot learn real values"):
         SplitFGRegressor("forward_forward", **SMALL).fit(X, y)
 
 

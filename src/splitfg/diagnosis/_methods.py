@@ -42,10 +42,14 @@ class MethodReport:
     obstacle: str | None = None
 
     def __str__(self) -> str:
+        return self.line()
+
+    def line(self, width: int = 0) -> str:
+        """Format the report in one line, with the method padded to ``width``."""
         if self.obstacle is not None:
-            return f"{self.method:<18} does not apply: {self.obstacle}"
+            return f"{self.method:<{width}}  does not apply: {self.obstacle}"
         bias = "biased" if self.biased else "unbiased"
-        return f"{self.method:<18} cosine {self.cosine:<6.2f} noise/signal {ratio(self.noise):<8} {bias}"
+        return f"{self.method:<{width}}  cosine {self.cosine:<6.2f} noise/signal {ratio(self.noise):<8} {bias}"
 
 
 def ratio(value: float) -> str:
@@ -95,6 +99,7 @@ def other_methods(K: int, engine: Engine) -> Mapping[str, Estimator]:
         f"ActivityFG(K={K})": ActivityFG(K, engine=engine),
         "DirectPath()": DirectPath(),
         "LearnedFeedback()": LearnedFeedback(),
+        f"ActivityFG(K={K}, prediction=LearnedFeedback())": ActivityFG(K, engine=engine, prediction=LearnedFeedback()),
     }
 
 

@@ -65,7 +65,8 @@ class Diagnosis:
         return max((m for m in self.methods if m.obstacle is None), key=lambda m: m.cosine)
 
     def __str__(self) -> str:
-        return "\n".join([*self._numbers(), "", *map(str, self.methods), "", *self.advice()])
+        width = max(len(m.method) for m in self.methods)
+        return "\n".join([*self._numbers(), "", *(m.line(width) for m in self.methods), "", *self.advice()])
 
     def advice(self) -> list[str]:
         """Return sentences that recommend a method, K, rho and clipping."""

@@ -1,6 +1,7 @@
-"""Recipes: methods and optimizers as data, which configs hold and runs record; those for tables in ``tables``.
+"""Recipes: settings of methods and optimizers as frozen dataclasses, to store in configs and records.
 
-Nothing here imports torch until something is built.
+``build()`` makes the estimator or optimizer. This package does not import torch before that. Recipes for tables are in
+:mod:`splitfg.recipes.tables`.
 """
 
 from splitfg.recipes._direct_path import (

@@ -1,4 +1,4 @@
-"""The direct path as a recipe."""
+"""Recipes of the direct path and its feedback."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class FeedbackRecipe(Recipe):
 
 @dataclass(frozen=True)
 class IdentityFeedback(FeedbackRecipe):
-    """r as it is."""
+    """The gradient at the top of the stream, unchanged."""
 
     def build(self) -> Feedback:
-        """:class:`~splitfg.feedback.Identity`."""
+        """Return :class:`~splitfg.feedback.Identity`."""
         from splitfg.feedback import Identity
 
         return Identity()
@@ -37,12 +37,12 @@ class IdentityFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class RandomFeedback(FeedbackRecipe):
-    """r through a fixed random matrix for every writer."""
+    """The gradient at the top, through a fixed random matrix per writer."""
 
     seed: int = 0
 
     def build(self) -> Feedback:
-        """:class:`~splitfg.feedback.RandomMaps`."""
+        """Return :class:`~splitfg.feedback.RandomMaps`."""
         from splitfg.feedback import RandomMaps
 
         return RandomMaps(self.seed)
@@ -50,7 +50,7 @@ class RandomFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class MeanJacobianFeedback(FeedbackRecipe):
-    """r through the mean Jacobian from every writer to the top, learned with one JVP a step."""
+    """The gradient at the top, through the mean Jacobian from each writer, learned with one JVP per step."""
 
     rate: float = 0.15
 
@@ -58,7 +58,7 @@ class MeanJacobianFeedback(FeedbackRecipe):
         raise_if(not_positive(self, "rate") or ([f"rate must be at most 1, got {self.rate}"] if self.rate > 1 else []))
 
     def build(self) -> Feedback:
-        """:class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
+        """Return :class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
         from splitfg.feedback import MeanJacobian
 
         return MeanJacobian(self.rate)
@@ -66,13 +66,13 @@ class MeanJacobianFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class DirectPathMethod(MethodRecipe):
-    """Exact head; what the trunk writes to its residual stream is trained by u along that stream."""
+    """Exact head; u, carried along the residual stream, trains the layers that write to the stream."""
 
     feedback: FeedbackRecipe = field(default_factory=IdentityFeedback)
     lean: bool = False
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.DirectPath`, on the trunk's own ``residual_path()``."""
+        """Return :class:`~splitfg.DirectPath`, on the trunk's own ``residual_path()``."""
         from splitfg.estimators import DirectPath
 
         return DirectPath(feedback=self.feedback.build(), lean=self.lean)

@@ -1,4 +1,4 @@
-"""The methods beside the gradient methods as recipes: local rules and retrieval."""
+"""Recipes of local learning rules and retrieval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictiveCodingMethod(MethodRecipe):
-    """Latents of a plain MLP settle, then its weights follow local errors."""
+    """Predictive coding on a plain MLP: latents settle, then local errors train the weights."""
 
     name: ClassVar[str] = "predictive_coding"
     plain_trunk: ClassVar[bool] = True
@@ -40,12 +40,12 @@ class PredictiveCodingMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class ForwardForwardMethod(TableMethod):
-    """Every layer of a plain MLP learns by itself to tell right labels from wrong ones; classification only.
+    """Forward-Forward: every layer of a plain MLP learns to tell right labels from wrong ones; classification only.
 
     Attributes:
-        label_scale: Size of the label's one-hot entry beside the features.
-        sharpness: Of the paired objective log(1 + exp(-sharpness (g⁺ - g⁻))).
-        negative_sharpness: How strongly wrong labels that look right are preferred as negatives.
+        label_scale: Size of the label's one-hot entry among the inputs.
+        sharpness: Sharpness of the paired objective log(1 + exp(-sharpness (g⁺ - g⁻))).
+        negative_sharpness: Preference for likely confusions as negatives, the factor of their softmax.
     """
 
     name: ClassVar[str] = "forward_forward"
@@ -65,7 +65,7 @@ class ForwardForwardMethod(TableMethod):
         from splitfg.learners.goodness import Contrast, HardNegatives
 
         if shape.classes is None:
-            raise SplitError(["Forward-Forward compares labels and cannot learn a real value: choose another method"])
+            raise SplitError(["Forward-Forward compares labels and cannot learn real values: choose another method"])
         mlp = recipe.network.plain_trunk(shape.features + shape.classes, generator)
         adam = recipe.optimizer
         return ForwardForward(
@@ -81,10 +81,10 @@ class ForwardForwardMethod(TableMethod):
 
 @dataclass(frozen=True)
 class HopfieldMethod(TableMethod):
-    """Softmax retrieval from stored examples over a frozen trunk; inverse temperature and scaling are chosen on them.
+    """Softmax retrieval over a frozen trunk's features; chooses inverse temperature and scaling on stored examples.
 
     Attributes:
-        capacity: The most examples to store, a uniform sample of the training rows.
+        capacity: Largest number of stored examples, a uniform sample of the training rows.
     """
 
     name: ClassVar[str] = "hopfield"

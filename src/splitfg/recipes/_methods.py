@@ -1,4 +1,4 @@
-"""Gradient methods as recipes: what a config says, and the estimator built from it."""
+"""Recipes of gradient methods and tangent laws."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GaussianLaw(LawRecipe):
     """v ~ N(0, I)."""
 
     def build(self) -> TangentLaw:
-        """:class:`~splitfg.Gaussian`."""
+        """Return :class:`~splitfg.Gaussian`."""
         from splitfg.tangents import Gaussian
 
         return Gaussian()
@@ -44,7 +44,7 @@ class RademacherLaw(LawRecipe):
     """v_i = ±1."""
 
     def build(self) -> TangentLaw:
-        """:class:`~splitfg.Rademacher`."""
+        """Return :class:`~splitfg.Rademacher`."""
         from splitfg.tangents import Rademacher
 
         return Rademacher()
@@ -55,7 +55,7 @@ class OrthogonalLaw(LawRecipe):
     """K mutually orthogonal tangents."""
 
     def build(self) -> TangentLaw:
-        """:class:`~splitfg.Orthogonal`."""
+        """Return :class:`~splitfg.Orthogonal`."""
         from splitfg.tangents import Orthogonal
 
         return Orthogonal()
@@ -73,7 +73,7 @@ class ConditionedLaw(LawRecipe):
         raise_if(not_fractions(self, "beta"))
 
     def build(self) -> TangentLaw:
-        """:class:`~splitfg.Conditioned`, on a magnitude that the learner updates."""
+        """Return :class:`~splitfg.Conditioned`, on a magnitude that the learner updates."""
         from splitfg.tangents import Conditioned, RunningMagnitude
 
         return Conditioned(RunningMagnitude(self.beta), self.power, self.floor)
@@ -84,7 +84,7 @@ class TableMethod(Recipe):
 
     Attributes:
         name: Short name, accepted by ``SplitFGClassifier(method=...)``; empty for methods without one.
-        for_tables: Settings that differ from the defaults where tables choose the method by name.
+        for_tables: Settings that replace the defaults when a table chooses the method by name.
     """
 
     name: ClassVar[str] = ""
@@ -100,7 +100,7 @@ class TableMethod(Recipe):
             generator: Draws the initial parameters; its device is the learner's.
 
         Raises:
-            SplitError: The method cannot learn this table.
+            SplitError: If the method cannot learn this table.
         """
 
 
@@ -108,7 +108,7 @@ class MethodRecipe(TableMethod):
     """Settings of a gradient method; :meth:`build` makes its estimator.
 
     Attributes:
-        plain_trunk: Whether it needs a plain MLP for tables, rather than the network of the recipe.
+        plain_trunk: Whether the method needs a plain MLP for tables, rather than the network of the recipe.
     """
 
     plain_trunk: ClassVar[bool] = False
@@ -131,12 +131,12 @@ class MethodRecipe(TableMethod):
 
 @dataclass(frozen=True)
 class FrozenMethod(MethodRecipe):
-    """The trunk stays as it is; the head is trained exactly."""
+    """An untrained trunk with an exactly trained head."""
 
     name: ClassVar[str] = "frozen"
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.FrozenTrunk`."""
+        """Return :class:`~splitfg.FrozenTrunk`."""
         from splitfg.estimators import FrozenTrunk
 
         return FrozenTrunk()
@@ -144,7 +144,7 @@ class FrozenMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class BackpropMethod(MethodRecipe):
-    """Reverse mode through everything."""
+    """Reverse mode through trunk and head."""
 
     name: ClassVar[str] = "backprop"
 
@@ -152,7 +152,7 @@ class BackpropMethod(MethodRecipe):
     readout_only: bool = False
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.Backprop`."""
+        """Return :class:`~splitfg.Backprop`."""
         from splitfg.estimators import Backprop
 
         return Backprop(self.closed_head, self.readout_only)
@@ -160,10 +160,15 @@ class BackpropMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class SplitFGMethod(MethodRecipe):
-    """Exact head, K tangents in the trunk; ``chunk`` of them ride together.
+    """Exact head, and K tangents on the trunk's weights, ``chunk`` of them per pass; unbiased.
 
-    ``lean`` computes the head's gradients after the tangents, at the price of computing its outputs twice; what a run
-    finds is the same.
+    ``lean`` computes the head's gradients after the tangents, at the cost of computing its outputs twice; the estimate
+    is the same.
+
+    Example:
+        >>> from splitfg.recipes import RademacherLaw, SplitFGMethod
+        >>> SplitFGMethod(K=8, chunk=2, law=RademacherLaw()).build()
+        SplitFG(...)
     """
 
     name: ClassVar[str] = "split_fg"
@@ -178,7 +183,7 @@ class SplitFGMethod(MethodRecipe):
         raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.SplitFG`."""
+        """Return :class:`~splitfg.SplitFG`."""
         from splitfg.engines import ForwardMode
         from splitfg.estimators import SplitFG
 
@@ -187,7 +192,7 @@ class SplitFGMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class ActivityMethod(MethodRecipe):
-    """Exact head, K tangents at what the trunk's layers write, a score for every row; ``chunk`` ride together."""
+    """Exact head, and K tangents on the outputs of the trunk's layers with a score per row, ``chunk`` per pass."""
 
     name: ClassVar[str] = "activity_fg"
     for_tables: ClassVar[Mapping[str, Any]] = {"chunk": 2}
@@ -199,7 +204,7 @@ class ActivityMethod(MethodRecipe):
         raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.ActivityFG`, on the trunk's own ``activities()``."""
+        """Return :class:`~splitfg.ActivityFG`, on the trunk's own ``activities()``."""
         from splitfg.engines import ForwardMode
         from splitfg.estimators import ActivityFG
 
@@ -208,7 +213,7 @@ class ActivityMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class PureFGMethod(MethodRecipe):
-    """K tangents over trunk and head alike."""
+    """The pure forward gradient: K tangents over trunk and head together."""
 
     name: ClassVar[str] = "pure_fg"
     for_tables: ClassVar[Mapping[str, Any]] = {"K": 8, "chunk": 2}
@@ -220,7 +225,7 @@ class PureFGMethod(MethodRecipe):
         raise_if(below(1, self, "K", "chunk"))
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.ForwardGradient`."""
+        """Return :class:`~splitfg.ForwardGradient`."""
         from splitfg.engines import ForwardMode
         from splitfg.estimators import ForwardGradient
 
@@ -241,7 +246,7 @@ class EvolutionMethod(MethodRecipe):
         raise_if(below(1, self, "K") + not_positive(self, "sigma"))
 
     def build(self) -> Estimator:
-        """:class:`~splitfg.EvolutionStrategy`."""
+        """Return :class:`~splitfg.EvolutionStrategy`."""
         from splitfg.estimators import EvolutionStrategy
 
         return EvolutionStrategy(self.K, self.sigma)

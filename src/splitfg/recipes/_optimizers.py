@@ -1,4 +1,4 @@
-"""Optimizers as recipes: settings that can be recorded, and built for a split with a trunk step scale."""
+"""Recipes of optimizers with a trunk step scale."""
 
 from __future__ import annotations
 
@@ -21,12 +21,25 @@ class OptimizerRecipe(Recipe):
 
     @abstractmethod
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """The optimizer, with the trunk's group at ``rho`` times the learning rate."""
+        """Return the optimizer, with the trunk's group at ``rho`` times the learning rate.
+
+        Raises:
+            SplitError: If ``rho`` is outside (0, 1].
+        """
 
 
 @dataclass(frozen=True)
 class Adam(OptimizerRecipe):
-    """Adam without weight decay."""
+    """Adam without weight decay.
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.recipes import Adam
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> [group["lr"] for group in Adam(lr=1e-3).build(network, rho=0.1).param_groups]
+        [0.001, 0.0001]
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -36,7 +49,7 @@ class Adam(OptimizerRecipe):
         raise_if(below(0, self, "lr", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """:class:`torch.optim.Adam`."""
+        """Return :class:`torch.optim.Adam`."""
         import torch
 
         from splitfg.training import parameter_groups
@@ -47,7 +60,7 @@ class Adam(OptimizerRecipe):
 
 @dataclass(frozen=True)
 class _DecayedAdam(OptimizerRecipe):
-    """What the two Adams with weight decay share."""
+    """Settings that both variants of Adam with weight decay share."""
 
     lr: float = 1e-3
     weight_decay: float = 0.01
@@ -58,7 +71,7 @@ class _DecayedAdam(OptimizerRecipe):
         raise_if(below(0, self, "lr", "weight_decay", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """Torch's own, over the split's groups."""
+        """Return the torch optimizer over the split's groups."""
         from splitfg.training import parameter_groups
 
         groups = parameter_groups(split, lr=self.lr, rho=rho)
@@ -69,12 +82,18 @@ class _DecayedAdam(OptimizerRecipe):
 
     @abstractmethod
     def _class(self) -> type[torch.optim.Adam]:
-        """Torch's class, which says where the decay goes."""
+        """Return torch's class, which decides how the decay enters."""
 
 
 @dataclass(frozen=True)
 class AdamL2(_DecayedAdam):
-    """Adam whose weight decay is part of the gradient, g + weight_decay θ, and so divided by its running size too."""
+    """Adam with L2 regularisation: the decay enters the gradient, g + weight_decay θ, and so both moments.
+
+    Example:
+        >>> from splitfg.recipes import AdamL2
+        >>> AdamL2(weight_decay=0.1)
+        AdamL2(lr=0.001, weight_decay=0.1, betas=(0.9, 0.999), eps=1e-08)
+    """
 
     def _class(self) -> type[torch.optim.Adam]:
         import torch
@@ -84,7 +103,13 @@ class AdamL2(_DecayedAdam):
 
 @dataclass(frozen=True)
 class AdamW(_DecayedAdam):
-    """Adam with decoupled weight decay, which each group's learning rate scales: the trunk's by rho too."""
+    """Adam with decoupled weight decay; the learning rate of a group, and so rho, scales its decay.
+
+    Example:
+        >>> from splitfg.recipes import AdamW
+        >>> AdamW(weight_decay=0.1)
+        AdamW(lr=0.001, weight_decay=0.1, betas=(0.9, 0.999), eps=1e-08)
+    """
 
     def _class(self) -> type[torch.optim.Adam]:
         import torch
@@ -94,7 +119,15 @@ class AdamW(_DecayedAdam):
 
 @dataclass(frozen=True)
 class SGD(OptimizerRecipe):
-    """Stochastic gradient descent, with momentum if wanted."""
+    """Stochastic gradient descent with optional momentum.
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.recipes import SGD
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> optimizer = SGD(lr=0.1, momentum=0.9).build(network, rho=0.3)
+    """
 
     lr: float = 1e-2
     momentum: float = 0.0
@@ -103,7 +136,7 @@ class SGD(OptimizerRecipe):
         raise_if(below(0, self, "lr", "momentum"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """:class:`torch.optim.SGD`."""
+        """Return :class:`torch.optim.SGD`."""
         import torch
 
         from splitfg.training import parameter_groups
@@ -114,7 +147,13 @@ class SGD(OptimizerRecipe):
 
 @dataclass(frozen=True)
 class LaggedRMS(OptimizerRecipe):
-    """The predictable inverse-RMS preconditioner of the convergence theorem."""
+    """The predictable inverse-RMS preconditioner of the convergence theorem.
+
+    Example:
+        >>> from splitfg.recipes import LaggedRMS
+        >>> LaggedRMS(a_max=100.0)
+        LaggedRMS(lr=0.001, beta=0.999, eps=1e-08, a_min=0.01, a_max=100.0)
+    """
 
     lr: float = 1e-3
     beta: float = 0.999
@@ -126,7 +165,7 @@ class LaggedRMS(OptimizerRecipe):
         raise_if(below(0, self, "lr", "eps") + not_fractions(self, "beta"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """:class:`~splitfg.training.LaggedRMSOptimizer`."""
+        """Return :class:`~splitfg.training.LaggedRMSOptimizer`."""
         from splitfg.training import LaggedRMSOptimizer, parameter_groups
 
         groups = parameter_groups(split, lr=self.lr, rho=rho)
@@ -139,11 +178,19 @@ class Muon(OptimizerRecipe):
 
     Args:
         lr: Learning rate of both.
-        momentum: Muon's Nesterov momentum.
-        adjust: How Muon scales its rate by the matrix's shape: ``match_rms_adamw`` gives updates the size of
-            Adam's, so that one rate serves both; ``original`` is Keller Jordan's rule.
-        betas: Adam's.
-        eps: Adam's.
+        momentum: Nesterov momentum of Muon.
+        adjust: Muon's scaling of the learning rate by the matrix's shape: ``match_rms_adamw`` gives updates the size
+            of Adam's, so that both can use one rate; ``original`` is Keller Jordan's rule.
+        betas: Decay rates of Adam.
+        eps: Adam's eps.
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.recipes import Muon
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        >>> [type(part).__name__ for part in Muon().build(network).parts]
+        ['Muon', 'Adam']
     """
 
     lr: float = 1e-3
@@ -156,7 +203,7 @@ class Muon(OptimizerRecipe):
         raise_if(below(0, self, "lr", "momentum", "eps") + not_fractions(self, "betas"))
 
     def build(self, split: Split, *, rho: float = 1.0) -> torch.optim.Optimizer:
-        """Both optimizers behind one interface."""
+        """Return both optimizers behind one interface."""
         import torch
 
         from splitfg.training import OptimizerPair, block_weights, parameter_groups
@@ -181,5 +228,5 @@ class Muon(OptimizerRecipe):
 
 
 def _fused(split: Split) -> bool | None:
-    """On a GPU one kernel, which needs no memory beside the moments; elsewhere torch's own choice."""
+    """Choose the fused kernel on a GPU, which needs no temporary memory; elsewhere leave the choice to torch."""
     return True if next(split.model.parameters()).is_cuda else None

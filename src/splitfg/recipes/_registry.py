@@ -1,4 +1,4 @@
-"""Recipes register themselves: every concrete subclass of a recipe base is known wherever that base is accepted."""
+"""Registration of recipes: every concrete subclass of a recipe base is accepted wherever the base is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLUGINS = "splitfg.recipes"
 
 
 class Recipe(ABC):  # noqa: B024 (its subclasses add the abstract methods)
-    """Settings as data: a frozen dataclass that configs hold, runs record, and something is built from.
+    """Settings as a frozen dataclass, which configs contain, runs record, and ``build`` turns into an object.
 
     A subclass needs no registration. It is accepted by its class name in configs, on the command line and in
     results files as soon as its module is imported; an installed package names that module as an entry point of the
@@ -22,13 +22,18 @@ class Recipe(ABC):  # noqa: B024 (its subclasses add the abstract methods)
 
 
 def recipes(base: type[Any]) -> dict[str, type[Any]]:
-    """Return the concrete recipes below a base, by class name.
+    """Return the concrete subclasses of a recipe base, by class name.
 
     Args:
         base: A recipe base, such as :class:`~splitfg.recipes.MethodRecipe`.
 
     Raises:
-        TypeError: Two of them have the same name.
+        TypeError: If two of them have the same name.
+
+    Example:
+        >>> from splitfg.recipes import OptimizerRecipe, recipes
+        >>> recipes(OptimizerRecipe)["SGD"](lr=0.1)
+        SGD(lr=0.1, momentum=0.0)
     """
     _import_plugins()
     found: dict[str, type[Any]] = {}

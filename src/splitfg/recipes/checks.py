@@ -1,35 +1,35 @@
-"""What recipes and configs refuse as soon as they are made, long before anything is built from them."""
+"""Validation of recipes and configs at construction."""
 
 from __future__ import annotations
 
 
 def below(least: int, recipe: object, *fields: str) -> list[str]:
-    """What is wrong with fields that are smaller than ``least``; ``None`` is nobody's number."""
+    """List the fields that are smaller than ``least``; ``None`` values are skipped."""
     values = {name: getattr(recipe, name) for name in fields}
     return [f"{n} must be at least {least}, got {v}" for n, v in values.items() if v is not None and v < least]
 
 
 def not_positive(recipe: object, *fields: str) -> list[str]:
-    """What is wrong with fields that are zero or less."""
+    """List the fields that are not positive."""
     values = {name: getattr(recipe, name) for name in fields}
     return [f"{name} must be positive, got {value}" for name, value in values.items() if not value > 0]
 
 
 def not_fractions(recipe: object, *fields: str) -> list[str]:
-    """What is wrong with fields outside [0, 1), or with members of pairs of them."""
+    """List the fields outside [0, 1), or with an element outside."""
     values = {name: getattr(recipe, name) for name in fields}
     return [f"{name} must be in [0, 1), got {value}" for name, value in values.items() if not _all_fractions(value)]
 
 
 def rho_problems(rho: float) -> list[str]:
-    """What is wrong with a trunk step scale."""
+    """List the problems of a trunk step scale."""
     if 0 < rho <= 1:
         return []
-    return [f"rho must be in (0, 1], got {rho}: for a trunk that stays as it is choose FrozenMethod"]
+    return [f"rho must be in (0, 1], got {rho}: for an untrained trunk choose FrozenMethod"]
 
 
 def warmup_problems(warmup: int, total: int) -> list[str]:
-    """What is wrong with a warmup of a schedule over ``total`` steps."""
+    """List the problems of a warmup within ``total`` steps."""
     return [] if 0 <= warmup < total else [f"warmup must be in [0, {total}), the schedule's steps, got {warmup}"]
 
 

@@ -1,6 +1,6 @@
-"""Learners for tables as recipes: any method, the TabM-style network, and what is built from both.
+"""Recipes of learners for tables: networks, heads, and a method with an optimizer.
 
-Nothing here imports torch until something is built.
+This module does not import torch before ``build()``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ __all__ = [
 
 
 def table_methods() -> dict[str, TableMethod]:
-    """Return every method that has a name, with its settings for tables: the paper's K = 8.
+    """Return every method with a short name, with its settings for tables: the paper's K = 8.
 
-    Two tangents ride together: on a CPU a chunk then fits its cache.
+    Two tangents per pass, since such a chunk fits a CPU's cache.
+
+    Example:
+        >>> from splitfg.recipes.tables import table_methods
+        >>> table_methods()["split_fg"].K
+        8
     """
     named = {cls.name: cls for cls in recipes(TableMethod).values() if cls.name}
     return {name: cls(**cls.for_tables) for name, cls in named.items()}
@@ -74,7 +79,7 @@ class LinearHeadRecipe(HeadRecipe):
 
 @dataclass(frozen=True)
 class NonlinearHeadRecipe(HeadRecipe):
-    """A hidden ReLU layer of its own before the outputs, differentiated by reverse mode confined to the head."""
+    """A hidden ReLU layer and a linear layer, differentiated by reverse mode confined to the head."""
 
     width: int = 64
 
@@ -95,7 +100,7 @@ class NonlinearHeadRecipe(HeadRecipe):
 
 @dataclass(frozen=True)
 class ProbedHeadRecipe(HeadRecipe):
-    """One linear layer as a black box: measured by central differences, never differentiated."""
+    """One linear layer as a black box, measured by central differences."""
 
     def build(self, width: int, shape: TableShape, generator: torch.Generator) -> Head:
         """Return :class:`~splitfg.ProbedHead`."""
@@ -107,14 +112,14 @@ class ProbedHeadRecipe(HeadRecipe):
 
 @dataclass(frozen=True)
 class TableShape:
-    """What is learned: how many features there are, and how many classes (``None`` for one real value)."""
+    """Shape of a table: its number of features, and of classes (``None`` for one real value)."""
 
     features: int
     classes: int | None
 
     @property
     def outputs(self) -> int:
-        """Outputs of a head: one per class, or one value."""
+        """Number of outputs of a head: one per class, or one value."""
         return 1 if self.classes is None else self.classes
 
     def loss(self) -> OutputLoss:
@@ -142,7 +147,7 @@ class NetworkRecipe(Recipe):
 
 @dataclass(frozen=True)
 class _LayeredNetwork(NetworkRecipe):
-    """Width, depth and head, which networks of hidden layers share."""
+    """Settings that networks of hidden layers share."""
 
     width: int = 128
     layers: int = 2
@@ -205,14 +210,21 @@ class PlainNetwork(_LayeredNetwork):
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """Everything a learner is built from, but for the data's shape and the random numbers.
+    """Settings of a learner for tables.
 
     Attributes:
-        method: How it learns.
-        network: What learns.
-        optimizer: How gradients become steps.
+        method: The method.
+        network: Trunk and head.
+        optimizer: The optimizer.
         rho: Trunk step scale.
         clip: Joint clipping bound.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.recipes import ActivityMethod, Adam
+        >>> from splitfg.recipes.tables import PlainNetwork, TableRecipe, TableShape
+        >>> recipe = TableRecipe(ActivityMethod(), PlainNetwork(width=16), Adam())
+        >>> learner = recipe.build(TableShape(features=10, classes=3), torch.Generator())
     """
 
     method: TableMethod
@@ -225,6 +237,6 @@ class TableRecipe:
         """Build the learner, on the generator's device.
 
         Raises:
-            SplitError: The method cannot learn this table.
+            SplitError: If the method cannot learn this table.
         """
         return self.method.table_learner(self, shape, generator)
