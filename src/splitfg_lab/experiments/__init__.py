@@ -84,7 +84,7 @@ def _place_in_paper(experiment: Experiment) -> tuple[bool, tuple[int, ...], int,
     section, table = _SECTION.search(experiment.source), _TABLE.search(experiment.source)
     is_new = section is None or experiment.source.startswith("New here")
     numbers = tuple(map(int, section[1].split("."))) if section else ()
-    return is_new, numbers, int(table[1]) if table else 0, experiment.name
+    return is_new, numbers, int(table[1]) if table else 1000, experiment.name
 
 
 def _shipped() -> Iterator[Experiment]:

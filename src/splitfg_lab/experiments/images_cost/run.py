@@ -29,6 +29,7 @@ from splitfg_lab.runs import RunContext, RunError
 Step = Callable[[], object]
 
 _STEPS_BETWEEN_CLOCKS = 10
+_REVERSE = ("flat-backprop", "cifar10-backprop")
 
 
 def run(config: ImageCost, *, seed: int, run: RunContext) -> Mapping[str, float]:
@@ -70,7 +71,9 @@ def _in_turns(config: ImageCost, seed: int, run: RunContext) -> dict[str, float]
         for _ in range(config.blocks):
             for name, step in steps.items():
                 with precision(trainings[name].matmul):
-                    blocks[name].append(_block_ms(step, config, run.device))
+                    seconds, taken = _time_block(step, config, run.device)
+                blocks[name].append(1e3 * seconds / taken)
+                run.count(steps=taken, seconds=seconds, trunk_backward=taken if name in _REVERSE else 0)
     return {f"ms/{name}": statistics.median(times) for name, times in blocks.items()}
 
 
@@ -100,8 +103,8 @@ def _make_step(training: ImageTraining, config: ImageCost, seed: int, device: to
     return lambda: learner.step(*given(learner.steps), generator=generator)
 
 
-def _block_ms(step: Step, config: ImageCost, device: torch.device) -> float:
-    """Return the milliseconds per step of one block."""
+def _time_block(step: Step, config: ImageCost, device: torch.device) -> tuple[float, int]:
+    """Return the seconds of one block and the number of its steps."""
     _synchronise(device)
     began, taken = time.perf_counter(), 0
     while taken < config.steps and time.perf_counter() - began < config.seconds:
@@ -109,7 +112,7 @@ def _block_ms(step: Step, config: ImageCost, device: torch.device) -> float:
             step()
             taken += 1
         _synchronise(device)
-    return 1e3 * (time.perf_counter() - began) / taken
+    return time.perf_counter() - began, taken
 
 
 def _synchronise(device: torch.device) -> None:
