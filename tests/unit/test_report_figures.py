@@ -221,6 +221,12 @@ class TestSvg:
         assert svg is not None
         assert {"Preset a", "Preset b", "frozen: 1234.5", "training step", "training loss"} <= set(texts(svg))
 
+    def test_words_that_all_labels_begin_with_are_left_out_of_the_legend(self):
+        runs = [run("a", 0, points(2.0, 1.0)), run("b", 0, points(3.0, 2.0))]
+        assert {"Preset a", "Preset b"} <= set(texts(draw(CURVES, *runs, titles="CIFAR-10: Preset {}").svg or ""))
+        alone = texts(draw(CURVES, runs[0], titles="CIFAR-10: Preset {}").svg or "")
+        assert "CIFAR-10: Preset a" in alone
+
     def test_a_sweep_may_say_its_fields_and_metrics_in_words(self):
         plain, worded = (
             set(texts(draw(figure, run("a")).svg or ""))
@@ -339,6 +345,13 @@ class TestMatrices:
         before, after = ([[sign * i for i in range(27)]] * 4 for sign in (1.0, -1.0))
         view = draw(self.FILTERS, run("a", matrices={"filters_before": before, "filters_after": after}))
         assert {"Before training", "Preset a"} <= set(texts(view.svg or ""))
+
+    @pytest.mark.parametrize("matrix", [[], [[]], [[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[0.5] * 26]])
+    def test_matrices_of_another_shape_are_skipped(self, matrix):
+        names = ("confusion", "filters_before", "filters_after")
+        odd = run("a", matrices=dict.fromkeys(names, matrix))
+        assert draw(self.CONFUSION, odd).svg is None
+        assert draw(self.FILTERS, odd).svg is None
 
     @pytest.mark.parametrize("figure", [CONFUSION, FILTERS])
     def test_runs_without_a_matrix_are_nothing_to_draw(self, figure):

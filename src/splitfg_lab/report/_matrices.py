@@ -27,7 +27,7 @@ def confusions(figure: Confusion, groups: Mapping[str, PresetRuns]) -> dict[str,
     """Return the confusion matrices by title, summed over the runs of a preset that recorded one."""
     found: dict[str, Matrix] = {}
     for name in figure.presets:
-        matrices = _recorded(groups[name], _CONFUSION)
+        matrices = [m for m in _recorded(groups[name], _CONFUSION) if all(len(row) == len(m) for row in m)]
         same = [m for m in matrices if len(m) == len(matrices[0])]
         if same:
             rows = zip(*same, strict=True)
@@ -60,8 +60,8 @@ def draw_confusions(canvas: Canvas, matrices: Mapping[str, Matrix], classes: Seq
 
 def filter_rows(figure: Filters, groups: Mapping[str, PresetRuns]) -> dict[str, Matrix]:
     """Return the filters before training and, by preset title, after it; empty if no run recorded any."""
-    after = {groups[name].preset.title: _recorded(groups[name], _FILTERS_AFTER) for name in figure.presets}
-    before = [m for name in figure.presets for m in _recorded(groups[name], _FILTERS_BEFORE)]
+    after = {groups[name].preset.title: _recorded_filters(groups[name], _FILTERS_AFTER) for name in figure.presets}
+    before = [m for name in figure.presets for m in _recorded_filters(groups[name], _FILTERS_BEFORE)]
     drawn = {title: matrices[0] for title, matrices in after.items() if matrices}
     return {BEFORE: before[0], **drawn} if before and drawn else {}
 
@@ -91,7 +91,18 @@ def _pixels(weights: Sequence[float]) -> list[list[tuple[float, ...]]]:
 
 
 def _recorded(group: PresetRuns, name: str) -> list[Matrix]:
-    return [run.report.matrices[name] for run in group.runs if name in run.report.matrices]
+    """Return the matrices of that name that are not empty."""
+    return [run.report.matrices[name] for run in group.runs if run.report.matrices.get(name)]
+
+
+def _recorded_filters(group: PresetRuns, name: str) -> list[Matrix]:
+    """Return the matrices whose rows are square filters with three channels."""
+    return [m for m in _recorded(group, name) if all(_is_filter(row) for row in m)]
+
+
+def _is_filter(weights: Sequence[float]) -> bool:
+    pixels, rest = divmod(len(weights), _CHANNELS)
+    return pixels > 0 and rest == 0 and math.isqrt(pixels) ** 2 == pixels
 
 
 def _colours() -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from splitfg_lab.experiments.spec import Curves, Sweep
@@ -72,10 +73,11 @@ def _tick(value: float) -> str:
 
 
 def _draw(axes: Axes, figure: Curves | Sweep, drawing: Drawing) -> list[tuple[Line2D, str]]:
-    """Draw every series and reference; return the legend's entries."""
-    looks = _looks(drawing)
+    """Draw every series and reference; return the legend's entries, without words that all labels begin with."""
+    looks, shared = _looks(drawing), len(_shared_start([s.label for s in drawing.series if s.label]))
     entries = [
-        (_DRAW[series.style](axes, series, dict(looks[series.index])), series.label) for series in drawing.series
+        (_DRAW[series.style](axes, series, dict(looks[series.index])), series.label[shared:])
+        for series in drawing.series
     ]
     for index, (label, value) in enumerate(visible_references(figure)):
         line = axes.axhline(value, color=QUIET, linewidth=1, linestyle=DASHES[2 - index % 3])
@@ -84,6 +86,12 @@ def _draw(axes: Axes, figure: Curves | Sweep, drawing: Drawing) -> list[tuple[Li
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     return [(line, label) for line, label in entries if label]
+
+
+def _shared_start(labels: Sequence[str]) -> str:
+    """Return the words up to ``: `` that several labels have in common (``CIFAR-10: ``); empty if none."""
+    starts = {label[: label.rfind(": ") + 2] if ": " in label else "" for label in labels}
+    return starts.pop() if len(labels) > 1 and len(starts) == 1 else ""
 
 
 def _looks(drawing: Drawing) -> dict[int, dict[str, Any]]:
