@@ -35,6 +35,10 @@ class HeadGradient:
     u: Tensor
     grads: Params
 
+    def __repr__(self) -> str:
+        """Summarise the gradient in a few lines, whatever its size."""
+        return f"HeadGradient(loss={_number(self.loss)}, u={tuple(self.u.shape)}, {_summary(self.grads)})"
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -84,10 +88,9 @@ class Estimate:
     def __repr__(self) -> str:
         """Summarise the estimate in a few lines, whatever the size of its gradients."""
         stats = self.stats
-        shapes = [f"{name} {tuple(g.shape)}" for name, g in self.grads.items()]
         return (
             f"Estimate(loss={_number(self.loss)}, jvps={stats.jvps}, trunk_backward={stats.trunk_backward},"
-            f" biased={stats.biased}, grads of {len(shapes)} parameters: {shorten(shapes)})"
+            f" biased={stats.biased}, {_summary(self.grads)})"
         )
 
 
@@ -106,6 +109,11 @@ class StepStats:
 
 TrunkFunction: TypeAlias = Callable[[Params], Tensor]
 """θ ↦ h for a fixed batch."""
+
+
+def _summary(grads: Params) -> str:
+    shapes = [f"{name} {tuple(g.shape)}" for name, g in grads.items()]
+    return f"grads of {len(shapes)} parameters: {shorten(shapes)}"
 
 
 def _number(value: Tensor) -> str:

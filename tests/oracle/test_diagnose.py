@@ -168,7 +168,7 @@ class TestMethods:
 
 class TestWords:
     def test_a_budget_that_determines_the_trunk(self, diagnosis):
-        assert "2 probes per trunk parameter: enough to determine the trunk" in str(diagnosis)
+        assert "2 probes per trunk parameter: at least one measurement" in str(diagnosis)
 
     def test_a_budget_that_does_not(self):
         words = str(diagnose(*problem(), generator=generator(), K=K, draws=2, steps=1))
@@ -193,7 +193,11 @@ class TestWords:
         first, biased = diagnosis.methods[0], MethodReport("Biased()", biased=True, cosine=1.0, noise=0.1)
         words = str(dataclasses.replace(diagnosis, methods=(first, biased)))
         assert "Recommended: Biased()." in words
-        assert "Compare it with SplitFG(K=4), which is unbiased" in words
+        assert "compare it with SplitFG(K=4), which is unbiased" in words
+        assert "maps lag behind" not in words
+        assert "maps lag behind" in str(
+            dataclasses.replace(diagnosis, methods=(dataclasses.replace(biased, learned=True),))
+        )
 
     def test_what_clipping_does_to_the_head(self, diagnosis):
         assert "clip_apart=True" not in str(diagnosis)

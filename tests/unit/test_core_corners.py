@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from _toolkit import classes, generator, mlp_split, noise, seeded
 from torch import nn
 
+import splitfg
 from splitfg import (
     Conditioned,
     CrossEntropy,
@@ -125,3 +126,14 @@ def test_a_frozen_trunk_has_nothing_to_diagnose():
     s.trunk.requires_grad_(False)
     with pytest.raises(SplitError, match="no trained parameter to diagnose"):
         diagnose(s, noise(5, 3), classes(5, count=3), generator=generator())
+
+
+def test_summaries_fit_a_screen():
+    """However many parameters there are, and whatever their size."""
+    grads = {f"blocks.{i}.weight": torch.zeros(50, 50) for i in range(200)}
+    estimate = splitfg.Estimate(torch.tensor(1.5), grads, splitfg.Stats(jvps=4))
+    for text in (repr(estimate), repr(splitfg.HeadGradient(torch.tensor(1.5), torch.zeros(3, 4), grads))):
+        assert "loss=1.5" in text
+        assert "grads of 200 parameters: blocks.0.weight (50, 50)" in text
+        assert "192 more" in text
+        assert len(text) < 600

@@ -33,6 +33,7 @@ class MethodReport:
         cosine: Mean cosine similarity of one estimate ĝ with g.
         noise: E‖ĝ - g‖² / ‖g‖².
         obstacle: Why the method does not apply to this model; ``None`` if it does.
+        learned: Whether the method learns maps, which were updated ``MAP_UPDATES`` times before the measurement.
     """
 
     method: str
@@ -40,6 +41,7 @@ class MethodReport:
     cosine: float = 0.0
     noise: float = float("inf")
     obstacle: str | None = None
+    learned: bool = False
 
     def __str__(self) -> str:
         return self.line()
@@ -145,7 +147,7 @@ def _measured(
                 biased = estimate.stats.biased
     except (SplitError, NotImplementedError, RuntimeError) as error:
         return MethodReport(name, obstacle=_first_line(error))
-    return MethodReport(name, biased, deviation.cosine, deviation.noise)
+    return MethodReport(name, biased, deviation.cosine, deviation.noise, learned=learns)
 
 
 def _first_line(error: Exception) -> str:

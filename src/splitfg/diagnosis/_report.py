@@ -88,10 +88,11 @@ class Diagnosis:
         unbiased = [m for m in self.methods if m.obstacle is None and not m.biased]
         if best.biased and unbiased:
             other = max(unbiased, key=lambda m: m.cosine)
+            words.append(f"It is biased and stores activations: compare it with {other.method}, which is unbiased.")
+        if best.learned:
             words.append(
-                f"It is biased, and stores activations as backpropagation does. Learned maps were measured after"
-                f" {MAP_UPDATES} updates at fixed parameters; training moves the parameters, and the maps lag behind."
-                f" Compare it with {other.method}, which is unbiased."
+                f"Its maps had {MAP_UPDATES} updates at fixed parameters before this measurement; during training the"
+                " parameters move, and the maps lag behind."
             )
         if best.cosine < _WEAK:
             words.append(
@@ -116,8 +117,8 @@ class Diagnosis:
         noise = self.recommended.noise
         values = "1 and 0.3" if noise < 1 else "1, 0.3 and 0.1" if noise < 100 else "0.3, 0.1 and 0.03"
         return [
-            f"Its noise is {ratio(noise)} times its signal: compare the trunk step scales rho = {values} with each"
-            " other and with FrozenTrunk()."
+            f"At a noise/signal of {ratio(noise)}, compare the trunk step scales rho = {values} with each other and"
+            " with FrozenTrunk()."
         ]
 
     def _budget_advice(self) -> list[str]:
@@ -127,9 +128,9 @@ class Diagnosis:
         verdict = (
             "tangents on weights leave the trunk under-determined, and an adaptive optimizer may random-walk it"
             if probes < 1
-            else "enough to determine the trunk"
+            else "at least one measurement for every parameter"
         )
-        return [f"Split-FG's budget gives {probes:.2g} probes per trunk parameter: {verdict}."]
+        return [f"With Split-FG the budget gives {probes:.2g} probes per trunk parameter: {verdict}."]
 
     def _clipping_advice(self) -> list[str]:
         if self.head_lost <= _NOTABLE_LOSS:

@@ -2,9 +2,9 @@
 
 from splitfg.splitting._black_box import BlackBoxTrunk
 from splitfg.splitting._call import Places, call, places_of
-from splitfg.splitting._cut import names_of, original, replaced, submodule
 from splitfg.splitting._from_model import split
 from splitfg.splitting._operators import explained
+from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._split import Role, Split, Tied, require_split
 
 __all__ = [

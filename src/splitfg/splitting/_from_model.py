@@ -9,7 +9,8 @@ from torch import nn
 
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
-from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear, submodule, without
+from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
+from splitfg.splitting._replace import submodule, without
 from splitfg.splitting._split import Split, Tied
 from splitfg.types import Inputs
 

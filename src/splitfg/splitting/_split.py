@@ -13,7 +13,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head, OutputLoss
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
-from splitfg.splitting._cut import names_of
+from splitfg.splitting._replace import names_of
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
 FIRST_BATCH = "first batch"

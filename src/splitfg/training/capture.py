@@ -186,9 +186,8 @@ class _ReadRates:
                 place.copy_(rate * factor)
         self._optimizer.step()
 
-    def settings(self, *, own_rates: bool) -> Iterator[dict[str, Any]]:
-        for kept, group in zip(self._kept, self._groups, strict=True):
-            yield {**kept, "lr": float(group["lr"])} if own_rates else kept
+    def settings(self, *, own_rates: bool) -> list[dict[str, Any]]:
+        return _settings(self._kept, self._groups, own_rates)
 
 
 class _ShortenedSteps:
@@ -231,9 +230,8 @@ class _ShortenedSteps:
         for group, rate in zip(self._groups, given, strict=True):
             group["lr"] = rate
 
-    def settings(self, *, own_rates: bool) -> Iterator[dict[str, Any]]:
-        for kept, group in zip(self._kept, self._groups, strict=True):
-            yield {**kept, "lr": float(group["lr"])} if own_rates else kept
+    def settings(self, *, own_rates: bool) -> list[dict[str, Any]]:
+        return _settings(self._kept, self._groups, own_rates)
 
 
 def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -248,3 +246,10 @@ def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
             if "step" in state:
                 state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
     return kept
+
+
+def _settings(kept: list[dict[str, Any]], groups: list[dict[str, Any]], own_rates: bool) -> list[dict[str, Any]]:
+    """Return the settings from before the adaptation, with the groups' current learning rates if ``own_rates``."""
+    if not own_rates:
+        return kept
+    return [{**before, "lr": float(group["lr"])} for before, group in zip(kept, groups, strict=True)]
