@@ -19,7 +19,7 @@ from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
 from splitfg_lab.data import load_images
 from splitfg_lab.data.augment import ChannelScale
 from splitfg_lab.experiments._peaks import savings
-from splitfg_lab.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP, _paper_tables as numbers
+from splitfg_lab.experiments.images import ABLATION, EXPERIMENT, FULL, SMOKE, PlainMLP, _report_tables as numbers
 from splitfg_lab.experiments.images._build import (
     TrainingBatches,
     load_data,
