@@ -26,6 +26,14 @@ class Tied(Enum):
     ``EXCLUDE``: the trunk reads its current value, but only the head's exact gradient trains it (the paper's
     readout-only surrogate, biased for that parameter). ``INCLUDE``: the trunk's estimate is added to the head's exact
     gradient (unbiased).
+
+    Example:
+        >>> from torch import nn
+        >>> import splitfg
+        >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 50, bias=False))
+        >>> model[3].weight = model[0].weight
+        >>> splitfg.split(model, tied=splitfg.Tied.EXCLUDE)
+        Split(trunk=72, tied=400)
     """
 
     EXCLUDE = "exclude"
