@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from splitfg.recipes import ActivityMethod, TableMethod
+from splitfg.recipes import (
+    ActivityMethod,
+    AlignedRule,
+    DirectRoute,
+    FixedRule,
+    ForwardDFARule,
+    LearnedFeedbackMethod,
+    TableMethod,
+)
 from splitfg.recipes.tables import Network, NetworkRecipe, PlainNetwork, table_methods
 from splitfg_lab.experiments.spec import Preset
 from splitfg_lab.experiments.tabular._config import FOLDS, Tabular
@@ -44,6 +52,22 @@ PLAIN = {
 }
 """The same protocol on a plain MLP, n-128-128, instead of the TabM-style trunk."""
 
+FEEDBACK = {
+    "learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"]),
+    "predicted_activity_fg": Variant("Activity tangents on it, K = 8", _METHODS["predicted_activity_fg"]),
+}
+"""Feedback through learned maps, on the TabM-style trunk: as it is, and as a control variate."""
+
+PLAIN_FEEDBACK = {
+    "mlp_learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"], PlainNetwork()),
+    "mlp_direct_feedback": Variant("Direct route", LearnedFeedbackMethod(DirectRoute()), PlainNetwork()),
+    "mlp_fdfa": Variant("FDFA", LearnedFeedbackMethod(DirectRoute(ForwardDFARule())), PlainNetwork()),
+    "mlp_aligned": Variant("GrAPE, no anchors", LearnedFeedbackMethod(DirectRoute(AlignedRule())), PlainNetwork()),
+    "mlp_dfa": Variant("DFA", LearnedFeedbackMethod(DirectRoute(FixedRule())), PlainNetwork()),
+    "mlp_node_perturbation": Variant("Node perturbation, K = 1", ActivityMethod(K=1), PlainNetwork()),
+}
+"""Feedback through learned and random maps on the plain MLP, and the baselines of others."""
+
 REFERENCES = {
     "linear": Variant("Logistic or ridge regression", LinearReference(), PlainNetwork(), 300),
     "sklearn_mlp": Variant("scikit-learn's MLP", MLPReference(), PlainNetwork(), 5_000),
@@ -54,7 +78,8 @@ REFERENCES = {
 
 def presets() -> tuple[Preset, ...]:
     """Return all presets, the paper's first."""
-    beyond = (*ACTIVITY.items(), *PLAIN.items(), *REFERENCES.items())
+    groups = (ACTIVITY, FEEDBACK, PLAIN, PLAIN_FEEDBACK, REFERENCES)
+    beyond = [pair for group in groups for pair in group.items()]
     pairs = [(row, name, variant) for row in DATA for name, variant in PAPER.items() if name in row.paper]
     pairs += [(row, name, variant) for row in DATA for name, variant in beyond]
     return tuple(_all_folds(pairs))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from splitfg_lab.experiments.spec import Cell, Curves, Headline, Paired, Row, Table
-from splitfg_lab.experiments.tabular._presets import ACTIVITY, PAPER, PLAIN, REFERENCES
+from splitfg_lab.experiments.tabular._presets import ACTIVITY, FEEDBACK, PAPER, PLAIN, PLAIN_FEEDBACK, REFERENCES
 from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
 
 _NOTE = (
@@ -37,6 +37,8 @@ def tables() -> tuple[Table, ...]:
             "Forward-Forward compares labels and is defined for classification only.",
         ),
         _tests(),
+        _feedback(),
+        _plain_feedback(),
         _references(),
         _activity(),
         _plain(),
@@ -99,6 +101,40 @@ def _references() -> Table:
         " iterations) or ridge regression, an MLP n-128-128 (5,000 steps of 200 rows, rounded up to epochs) and"
         " histogram gradient boosting (100 iterations), with scikit-learn's defaults otherwise. The last three columns"
         f" train a TabM-style network for 300 steps of 256 rows. {_NOTE}",
+    )
+
+
+def _feedback() -> Table:
+    rivals = ("backprop", "predictive_coding", "forward_forward", "activity_fg", "split_fg")
+    titles = {**METHOD_TITLES, "activity_fg": ACTIVITY["activity_fg"].title}
+    return Table(
+        "tabular-feedback",
+        "Learned feedback: maps carry u to every layer, and learn from one noisy forward pass a step",
+        (*(variant.title for variant in FEEDBACK.values()), *(titles[name] for name in rivals), "Lead over backprop"),
+        tuple(_feedback_row(row, rivals) for row in DATA),
+        note=f"Not in the paper, but for backprop, PC, FF and Split-FG. {_BOTH} No derivative of the trunk is taken."
+        f" PC and FF train a plain MLP. {_NOTE}",
+    )
+
+
+def _feedback_row(row: DataRow, rivals: Iterable[str]) -> Row:
+    cells = [_cell(row, name) if name in row.paper or name == "activity_fg" else None for name in rivals]
+    return Row(row.label, (*_cells(row, FEEDBACK), *cells, _lead(row, "learned_feedback", "backprop")))
+
+
+def _plain_feedback() -> Table:
+    return Table(
+        "tabular-feedback-plain",
+        "Feedback on a plain MLP: learned maps, and the baselines of others",
+        (PLAIN["mlp_backprop"].title, *(variant.title for variant in PLAIN_FEEDBACK.values()), "Lead over backprop"),
+        tuple(
+            Row(
+                row.label,
+                (*_cells(row, ("mlp_backprop", *PLAIN_FEEDBACK)), _lead(row, "mlp_learned_feedback", "mlp_backprop")),
+            )
+            for row in DATA
+        ),
+        note=f"Not in the paper. {_BOTH} All but the last column but one take one more forward pass a step. {_NOTE}",
     )
 
 
