@@ -50,7 +50,7 @@ def test_one_failure_does_not_stop_the_others(made: tuple[Path, subprocess.Compl
 
 def test_what_a_run_prints_is_in_its_log(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     place, _ = made
-    assert (place / "runs/tiny/adam/seed0/log.txt").read_text() == "printed by the experiment\n"
+    assert (place / "runs/tiny/adam/seed0/log.txt").read_text(encoding="utf-8") == "printed by the experiment: ρ → 0\n"
     log = (place / "runs/tiny/fails/seed0/log.txt").read_text()
     assert "Traceback" in log
     assert "RuntimeError: failed on purpose" in log

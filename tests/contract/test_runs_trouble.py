@@ -106,6 +106,23 @@ def test_whatever_stops_being_finite_is_named(tmp_path: Path, how: str, reason: 
     assert checkpoint.state["state"]["step"] == (8 if how == "result" else 4)
 
 
+def test_a_learning_rate_that_overflows_is_a_divergence(tmp_path: Path) -> None:
+    class Large(TinyLearner):
+        def step(self, x: Any, y: Any, *, generator: torch.Generator) -> StepStats:
+            # as Adam does with a rate of 3e38: torch raises RuntimeError
+            torch.zeros(1).addcdiv_(torch.ones(1), torch.ones(1), value=3e39)
+            raise AssertionError("torch accepted the value")
+
+    def runner(config: TinyConfig, *, seed: int, run: RunContext) -> Any:
+        return fit(Large(config), batch, steps=3, generator=torch.Generator(), run=run)
+
+    config = TinyConfig()
+    report = run_in(make_folder(tmp_path, config), config, runner)
+    assert report.status == "diverged"
+    assert report.message.startswith("diverged at step 1: ")
+    assert "smaller learning rate" in report.message
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     config = TinyConfig(steps=3)
     folder = make_folder(tmp_path, config)

@@ -142,8 +142,12 @@ class _EventStream:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     for number in stop_signals():  # the same request may arrive as two signals
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _ignore)
     raise KeyboardInterrupt
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: unlike ``SIG_IGN``, this is safe while another signal is pending."""
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ Batches: TypeAlias = Callable[[int], tuple[Inputs, Target]]
 
 Evaluate: TypeAlias = Callable[[Learner], Mapping[str, float]]
 
+_OVERFLOW = "without overflow"
+"""Part of torch's message for a number that does not fit a tensor's type."""
+
 _COUNTS = ("jvps", "trunk_backward")
 """Numbers of a step that are summed for the report instead of logged."""
 
@@ -136,6 +139,11 @@ class _Loop:
             stats = self._learner.step(x, y, generator=self._generator)
         except NonFiniteError as error:
             raise DivergedError(self.step + 1, str(error)) from error
+        except RuntimeError as error:
+            if _OVERFLOW not in str(error):
+                raise
+            reason = "the optimizer's step does not fit the parameters' type; use a smaller learning rate"
+            raise DivergedError(self.step + 1, reason) from error
         self._window.add(stats)
         self.step += 1
         self._run.progress(self.step, self._rhythm.steps, loss=self._loss)

@@ -64,7 +64,7 @@ def evaluate(learner: Learner) -> dict[str, float]:
 
 
 def run(config: TinyConfig, *, seed: int, run: RunContext) -> Mapping[str, float]:
-    print("printed by the experiment")
+    print("printed by the experiment: ρ → 0")
     if config.fail:
         raise RuntimeError("failed on purpose")
     return train(config, seed=seed, run=run)
