@@ -9,12 +9,13 @@ In any trunk of layers, a :class:`Route` carries u to every layer through maps t
 
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, Identity, LearnedMaps, MeanJacobian, RandomMaps
-from splitfg.feedback._probes import Difference, ForwardDerivative, Probe, Response
+from splitfg.feedback._probes import CoarseReadout, Difference, ForwardDerivative, Probe, Response
 from splitfg.feedback._routes import Direct, Relay, Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
 
 __all__ = [
     "AlignedMaps",
+    "CoarseReadout",
     "DeltaRule",
     "Difference",
     "Direct",

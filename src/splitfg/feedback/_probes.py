@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -90,6 +90,62 @@ class Difference(Probe):
             [_difference(a.output, b.output, width) for a, b in pairs],
             (above.h - below.h) / width,
         )
+
+
+@dataclass(frozen=True)
+class CoarseReadout(Probe):
+    """A difference on a device that reads coarsely: every tensor that is read is quantised, and has noise added.
+
+    A simulation, to choose a step and a rate before there is a device.
+
+    Args:
+        difference: The difference that is measured.
+        bits: Bits of a reading, spread evenly over the range of the tensor; ``None`` for exact readings.
+        noise: Standard deviation of the noise of a reading, relative to the tensor's root mean square.
+        seed: Of that noise.
+    """
+
+    difference: Difference = field(default_factory=Difference)
+    bits: int | None = None
+    noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        found = [f"bits must be at least 1, got {self.bits}"] if self.bits is not None and self.bits < 1 else []
+        raise_if(found + ([] if self.noise >= 0 else [f"noise must not be negative, got {self.noise}"]))
+        object.__setattr__(self, "_generators", {})
+
+    @property
+    def passes(self) -> int:
+        """The difference's."""
+        return self.difference.passes
+
+    def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:
+        """Measure by differences of coarse readings."""
+        return self.difference(self._coarse(tape), lambda alter: self._coarse(rerun(alter)), noise)
+
+    def _coarse(self, tape: Tape) -> Tape:
+        operations = []
+        for o in tape.operations:
+            args = tuple(self._read(a) if i == 0 else a for i, a in enumerate(o.args))
+            operations.append(Operation(o.name, o.module, args, o.kwargs, self._read(o.output)))
+        return Tape(operations, self._read(tape.h))
+
+    def _read(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if self.noise:
+            size = self.noise * value.square().mean().sqrt()
+            value = value + size * torch.randn(value.shape, generator=self._generator(value.device)).to(value)
+        if self.bits is None:
+            return value
+        low, high = value.amin(), value.amax()
+        width = ((high - low) / (2**self.bits - 1)).clamp_min(torch.finfo(value.dtype).tiny)
+        return low + width * ((value - low) / width).round()
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generators: dict[str, torch.Generator] = self._generators  # type: ignore[attr-defined]
+        return generators.setdefault(str(device), torch.Generator().manual_seed(self.seed))
 
 
 @dataclass(frozen=True)

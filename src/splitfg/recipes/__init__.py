@@ -13,6 +13,7 @@ from splitfg.recipes._direct_path import (
 )
 from splitfg.recipes._learned_feedback import (
     AlignedRule,
+    CoarseProbe,
     DeltaMapRule,
     DerivativeProbe,
     DifferenceProbe,
@@ -55,6 +56,7 @@ __all__ = [
     "AdamW",
     "AlignedRule",
     "BackpropMethod",
+    "CoarseProbe",
     "ConditionedLaw",
     "DeltaMapRule",
     "DerivativeProbe",

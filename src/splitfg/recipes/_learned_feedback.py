@@ -155,6 +155,24 @@ class DifferenceProbe(ProbeRecipe):
 
 
 @dataclass(frozen=True)
+class CoarseProbe(ProbeRecipe):
+    """Differences of readings with few bits, or with noise."""
+
+    step: float = 1.0
+    bits: int | None = None
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "step") + below(1, self, "bits") + below(0, self, "noise"))
+
+    def build(self) -> Probe:
+        """Return :class:`~splitfg.feedback.CoarseReadout`."""
+        from splitfg.feedback import CoarseReadout, Difference
+
+        return CoarseReadout(Difference(self.step), self.bits, self.noise)
+
+
+@dataclass(frozen=True)
 class DerivativeProbe(ProbeRecipe):
     """One Jacobian-vector product by forward mode."""
 
