@@ -25,7 +25,7 @@ extensions = [
     "mathml",
     "results_pages",
 ]
-exclude_patterns = ["_build", "notes"]
+exclude_patterns = ["_build", "_parts", "notes"]
 highlight_language = "none"  # of docstring equations; code blocks name theirs
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "fieldlist"]
