@@ -37,7 +37,11 @@ class IdentityFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class RandomFeedback(FeedbackRecipe):
-    """The gradient at the top, through a fixed random matrix per writer."""
+    """The gradient at the top, through a fixed random matrix per writer.
+
+    Attributes:
+        seed: Seed of the matrices.
+    """
 
     seed: int = 0
 
@@ -50,7 +54,11 @@ class RandomFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class MeanJacobianFeedback(FeedbackRecipe):
-    """The gradient at the top, through the mean Jacobian from each writer, learned with one JVP per step."""
+    """The gradient at the top, through the mean Jacobian from each writer, learned with one JVP per step.
+
+    Attributes:
+        rate: Step size of the maps' updates, in (0, 1].
+    """
 
     rate: float = 0.15
 
@@ -66,7 +74,12 @@ class MeanJacobianFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class DirectPathMethod(MethodRecipe):
-    """Exact head; u, carried along the residual stream, trains the layers that write to the stream."""
+    """Exact head; u, carried along the residual stream, trains the layers that write to the stream.
+
+    Attributes:
+        feedback: Maps u to the gradient at each layer that writes to the stream.
+        lean: Compute the head's gradients last, for less memory; the estimate is the same.
+    """
 
     feedback: FeedbackRecipe = field(default_factory=IdentityFeedback)
     lean: bool = False

@@ -27,7 +27,12 @@ class MapRuleRecipe(Recipe):
 
 @dataclass(frozen=True)
 class ProximalRule(MapRuleRecipe):
-    """Regularised least-squares steps."""
+    """Regularised least-squares steps.
+
+    Attributes:
+        rate: Step towards the least-squares solution, in (0, 1].
+        ridge: Weight of the current maps against one measurement.
+    """
 
     rate: float = 1.0
     ridge: float = 1.0
@@ -44,7 +49,11 @@ class ProximalRule(MapRuleRecipe):
 
 @dataclass(frozen=True)
 class DeltaMapRule(MapRuleRecipe):
-    """Steps along the correlation of noise and unexplained response."""
+    """Steps along the correlation of noise and unexplained response.
+
+    Attributes:
+        rate: Step size of the maps' updates.
+    """
 
     rate: float = 0.1
 
@@ -57,7 +66,11 @@ class DeltaMapRule(MapRuleRecipe):
 
 @dataclass(frozen=True)
 class ForwardDFARule(MapRuleRecipe):
-    """The running mean of FDFA."""
+    """The running mean of FDFA.
+
+    Attributes:
+        rate: Weight of one measurement, in (0, 1].
+    """
 
     rate: float = 0.1
 
@@ -70,7 +83,11 @@ class ForwardDFARule(MapRuleRecipe):
 
 @dataclass(frozen=True)
 class FixedRule(MapRuleRecipe):
-    """Random maps that stay as they are: feedback alignment."""
+    """Random maps that stay as they are: feedback alignment.
+
+    Attributes:
+        seed: Seed of the maps.
+    """
 
     seed: int = 0
 
@@ -83,7 +100,12 @@ class FixedRule(MapRuleRecipe):
 
 @dataclass(frozen=True)
 class AlignedRule(MapRuleRecipe):
-    """Random maps turned towards measured Jacobians by their cosine, after GrAPE."""
+    """Random maps turned towards measured Jacobians by their cosine, after GrAPE.
+
+    Attributes:
+        seed: Seed of the maps.
+        rate: Step size of the maps' updates.
+    """
 
     seed: int = 0
     rate: float = 0.1
@@ -105,7 +127,11 @@ class RouteRecipe(Recipe):
 
 @dataclass(frozen=True)
 class RelayRoute(RouteRecipe):
-    """From layer to layer, each with a map of its own response."""
+    """From layer to layer, each with a map of its own response.
+
+    Attributes:
+        rule: The rule by which the maps learn.
+    """
 
     rule: MapRuleRecipe = field(default_factory=ProximalRule)
 
@@ -118,7 +144,11 @@ class RelayRoute(RouteRecipe):
 
 @dataclass(frozen=True)
 class DirectRoute(RouteRecipe):
-    """Straight from the last layer to every other."""
+    """Straight from the last layer to every other.
+
+    Attributes:
+        rule: The rule by which the maps learn.
+    """
 
     rule: MapRuleRecipe = field(default_factory=lambda: ProximalRule(rate=0.3))
 
@@ -139,7 +169,12 @@ class ProbeRecipe(Recipe):
 
 @dataclass(frozen=True)
 class DifferenceProbe(ProbeRecipe):
-    """Differences of forward passes."""
+    """Differences of forward passes.
+
+    Attributes:
+        step: Size of the noise, relative to the root mean square of the perturbed values.
+        central: Use central differences instead of one-sided ones, for a second forward pass.
+    """
 
     step: float = 1.0
     central: bool = False
@@ -185,7 +220,12 @@ class DerivativeProbe(ProbeRecipe):
 
 @dataclass(frozen=True)
 class LearnedFeedbackMethod(MethodRecipe):
-    """Exact head; u reaches every layer through maps that learn from measured responses."""
+    """Exact head; u reaches every layer through maps that learn from measured responses.
+
+    Attributes:
+        route: The route by which u reaches the layers.
+        probe: Measures the responses from which the maps learn.
+    """
 
     name: ClassVar[str] = "learned_feedback"
 
@@ -201,7 +241,13 @@ class LearnedFeedbackMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class PredictedActivityMethod(MethodRecipe):
-    """Activity tangents that estimate only what learned feedback leaves: unbiased."""
+    """Activity tangents that estimate only what learned feedback leaves: unbiased.
+
+    Attributes:
+        K: Number of tangents per step.
+        chunk: Tangents per forward pass; none for all at once, 1 for the least memory.
+        feedback: The prediction that the tangents correct.
+    """
 
     name: ClassVar[str] = "predicted_activity_fg"
     for_tables: ClassVar[Mapping[str, Any]] = {"chunk": 2}

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictiveCodingMethod(MethodRecipe):
-    """Predictive coding on a plain MLP: latents settle, then local errors train the weights."""
+    """Predictive coding on a plain MLP: latents settle, then local errors train the weights.
+
+    Attributes:
+        settle_steps: Settling steps per batch; use at least the number of layers.
+        settle_rate: Step size of the settling.
+        stiffness: Precision of the latents relative to the output's.
+    """
 
     name: ClassVar[str] = "predictive_coding"
     plain_trunk: ClassVar[bool] = True

@@ -63,7 +63,13 @@ class OrthogonalLaw(LawRecipe):
 
 @dataclass(frozen=True)
 class ConditionedLaw(LawRecipe):
-    """Coordinates scaled by a running gradient magnitude to a power."""
+    """Coordinates scaled by a running gradient magnitude to a power.
+
+    Attributes:
+        beta: Decay rate of the running magnitude.
+        power: Exponent of the magnitude.
+        floor: Smallest scale, relative to the root mean square.
+    """
 
     beta: float = 0.99
     power: float = 1.0
@@ -144,7 +150,12 @@ class FrozenMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class BackpropMethod(MethodRecipe):
-    """Reverse mode through trunk and head."""
+    """Reverse mode through trunk and head.
+
+    Attributes:
+        closed_head: Use the head's closed form, in row chunks, and reverse mode through the trunk alone.
+        readout_only: Leave out the trunk's share of tied parameters, as ``Tied.EXCLUDE`` does.
+    """
 
     name: ClassVar[str] = "backprop"
 
@@ -164,6 +175,12 @@ class SplitFGMethod(MethodRecipe):
 
     ``lean`` computes the head's gradients after the tangents, at the cost of computing its outputs twice; the estimate
     is the same.
+
+    Attributes:
+        K: Number of tangents per step.
+        chunk: Tangents per forward pass; none for all at once, 1 for the least memory.
+        law: Distribution of the tangents.
+        lean: Compute the head's gradients after the tangents, for less memory; the estimate is the same.
 
     Example:
         >>> from splitfg.recipes import RademacherLaw, SplitFGMethod
@@ -192,7 +209,12 @@ class SplitFGMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class ActivityMethod(MethodRecipe):
-    """Exact head, and K tangents on the outputs of the trunk's layers with a score per row, ``chunk`` per pass."""
+    """Exact head, and K tangents on the outputs of the trunk's layers with a score per row, ``chunk`` per pass.
+
+    Attributes:
+        K: Number of tangents per step.
+        chunk: Tangents per forward pass; none for all at once, 1 for the least memory.
+    """
 
     name: ClassVar[str] = "activity_fg"
     for_tables: ClassVar[Mapping[str, Any]] = {"chunk": 2}
@@ -213,7 +235,12 @@ class ActivityMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class PureFGMethod(MethodRecipe):
-    """The pure forward gradient: K tangents over trunk and head together."""
+    """The pure forward gradient: K tangents over trunk and head together.
+
+    Attributes:
+        K: Number of tangents per step.
+        chunk: Tangents per forward pass; none for all at once, 1 for the least memory.
+    """
 
     name: ClassVar[str] = "pure_fg"
     for_tables: ClassVar[Mapping[str, Any]] = {"K": 8, "chunk": 2}
@@ -234,7 +261,12 @@ class PureFGMethod(MethodRecipe):
 
 @dataclass(frozen=True)
 class EvolutionMethod(MethodRecipe):
-    """K antithetic pairs of evaluations at distance sigma."""
+    """K antithetic pairs of evaluations at distance sigma.
+
+    Attributes:
+        K: Number of antithetic pairs per step.
+        sigma: Distance of the two evaluations of a pair from the current parameters.
+    """
 
     name: ClassVar[str] = "es"
     for_tables: ClassVar[Mapping[str, Any]] = {"K": 8}

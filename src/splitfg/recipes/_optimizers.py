@@ -32,6 +32,11 @@ class OptimizerRecipe(Recipe):
 class Adam(OptimizerRecipe):
     """Adam without weight decay.
 
+    Attributes:
+        lr: Learning rate of the head; the trunk's is rho times this.
+        betas: Decay rates of the running means of gradient and squared gradient.
+        eps: Added to the denominator.
+
     Example:
         >>> from torch import nn
         >>> import splitfg
@@ -60,7 +65,14 @@ class Adam(OptimizerRecipe):
 
 @dataclass(frozen=True)
 class _DecayedAdam(OptimizerRecipe):
-    """Settings that both variants of Adam with weight decay share."""
+    """Settings that both variants of Adam with weight decay share.
+
+    Attributes:
+        lr: Learning rate of the head; the trunk's is rho times this.
+        weight_decay: Weight decay.
+        betas: Decay rates of the running means of gradient and squared gradient.
+        eps: Added to the denominator.
+    """
 
     lr: float = 1e-3
     weight_decay: float = 0.01
@@ -121,6 +133,10 @@ class AdamW(_DecayedAdam):
 class SGD(OptimizerRecipe):
     """Stochastic gradient descent with optional momentum.
 
+    Attributes:
+        lr: Learning rate of the head; the trunk's is rho times this.
+        momentum: Momentum; 0 for none.
+
     Example:
         >>> from torch import nn
         >>> import splitfg
@@ -148,6 +164,13 @@ class SGD(OptimizerRecipe):
 @dataclass(frozen=True)
 class LaggedRMS(OptimizerRecipe):
     """The predictable inverse-RMS preconditioner of the convergence theorem.
+
+    Attributes:
+        lr: Learning rate of the head; the trunk's is rho times this.
+        beta: Decay rate of the running mean of the squared gradient.
+        eps: Added to the denominator.
+        a_min: Lower bound of the preconditioner.
+        a_max: Upper bound of the preconditioner.
 
     Example:
         >>> from splitfg.recipes import LaggedRMS

@@ -79,7 +79,11 @@ class LinearHeadRecipe(HeadRecipe):
 
 @dataclass(frozen=True)
 class NonlinearHeadRecipe(HeadRecipe):
-    """A hidden ReLU layer and a linear layer, differentiated by reverse mode confined to the head."""
+    """A hidden ReLU layer and a linear layer, differentiated by reverse mode confined to the head.
+
+    Attributes:
+        width: Width of the hidden layer.
+    """
 
     width: int = 64
 

@@ -1,4 +1,4 @@
-"""Descriptions of config fields, read from the ``Attributes:`` sections of docstrings."""
+"""Descriptions of config fields, read from the ``Args:`` and ``Attributes:`` sections of docstrings."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ def field_help(cls: type) -> Mapping[str, str]:
     """Return the descriptions in the docstrings of a class and its bases, by field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _attributes(inspect.cleandoc(base.__doc__ or ""))
+        text = inspect.cleandoc(base.__doc__ or "")
+        found |= _entries(text, "Args:") | _entries(text, "Attributes:")
     return found
 
 
-def _attributes(text: str) -> dict[str, str]:
-    _, _, section = f"{text}\n".partition("\nAttributes:\n")
+def _entries(text: str, heading: str) -> dict[str, str]:
+    """Parse the entries of one section of a docstring."""
+    _, _, section = f"{text}\n".partition(f"\n{heading}\n")
     found: dict[str, str] = {}
     name = ""
     for line in section.splitlines():

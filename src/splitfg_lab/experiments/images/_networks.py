@@ -46,7 +46,12 @@ class NetworkRecipe(ABC):
 
 @dataclass(frozen=True)
 class Backbone(NetworkRecipe):
-    """A ResNet up to global average pooling under one linear layer; the defaults are ResNet-20's."""
+    """A ResNet up to global average pooling under one linear layer; the defaults are ResNet-20's.
+
+    Attributes:
+        widths: Channels of each stage.
+        blocks: Residual blocks of each stage.
+    """
 
     widths: tuple[int, ...] = (16, 32, 64)
     blocks: tuple[int, ...] = (3, 3, 3)
@@ -92,7 +97,11 @@ class FlatNetwork(NetworkRecipe):
 
 @dataclass(frozen=True)
 class PlainMLP(NetworkRecipe):
-    """A ReLU MLP over the flattened image, for the local rules."""
+    """A ReLU MLP over the flattened image, for the local rules.
+
+    Attributes:
+        widths: Widths of the hidden layers.
+    """
 
     widths: tuple[int, ...] = (2000, 2000)
 

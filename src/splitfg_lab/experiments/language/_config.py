@@ -28,6 +28,14 @@ class Sizes:
 
     The paper does not say how they begin. With ``torch`` its share of the gradient's energy in the trunk comes out,
     which ``gpt2`` misses; the frozen control comes out with either.
+
+    Attributes:
+        layers: Transformer blocks.
+        width: Width of the residual stream.
+        heads: Attention heads.
+        context: Tokens per window.
+        vocab: Tokens in the vocabulary.
+        init: Initialisation of the linear layers: GPT-2's, or torch's default.
     """
 
     layers: int = 4
@@ -46,14 +54,22 @@ class Sizes:
 
 @dataclass(frozen=True)
 class UnigramMethod:
-    """p(w) = (c(w) + alpha) / (n + alpha V)."""
+    """p(w) = (c(w) + alpha) / (n + alpha V).
+
+    Attributes:
+        alpha: Pseudocount that is added to every token.
+    """
 
     alpha: float = 1.0
 
 
 @dataclass(frozen=True)
 class BigramMethod:
-    """p(w | v) = λ c(v, w) / c(v) + (1 - λ) p(w), λ chosen on the last hundredth of the training text."""
+    """p(w | v) = λ c(v, w) / c(v) + (1 - λ) p(w), λ chosen on the last hundredth of the training text.
+
+    Attributes:
+        alpha: Pseudocount that is added to every token of the unigram part.
+    """
 
     alpha: float = 1.0
 
