@@ -67,11 +67,10 @@ def make_app() -> Typer:
     """Build the application with all verbs."""
     import typer
 
-    from splitfg_lab.commands import browse, check, data, report, run
-    from splitfg_lab.commands._options import show_version
+    from splitfg_lab.commands import browse, check, data, report, run, version
 
     app = typer.Typer(name="splitfg", help=_HELP, no_args_is_help=True, pretty_exceptions_show_locals=False)
-    app.callback()(show_version)
+    app.callback()(version.show_version)
     app.command()(browse.ls)
     app.command()(browse.show)
     app.command()(run.run)

@@ -75,6 +75,9 @@ def test_a_preset_takes_two_steps(experiment: Experiment, preset: Preset, tmp_pa
         pytest.skip(str(error))
     assert report.status == "done", report.message
     assert report.trunk_backward is not None
+    assert folder.has_checkpoint == experiment.resumes(preset), "the command line says so beforehand"
+    if "dataset" in to_json(config) and config.dataset != "synthetic":
+        assert list(report.data_digests) == [config.dataset]
     wanted = {c.metric for t in experiment.tables for r in t.rows for c in r.cells if isinstance(c, Cell)}
     assert set(report.metrics) & wanted or not wanted
 
