@@ -10,7 +10,7 @@ from typing import Any, Final
 from splitfg.recipes import Recipe, TableMethod
 from splitfg.recipes.tables import Network, NetworkRecipe, PlainNetwork, table_methods
 
-DEFAULT_METHOD: Final = "activity_fg"
+DEFAULT_METHOD: Final = "learned_feedback"
 """The default ``method``: the most accurate one here without a backward pass through the trunk."""
 
 NETWORKS: Final = ("tabm", "mlp")

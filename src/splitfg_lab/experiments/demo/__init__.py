@@ -1,11 +1,11 @@
-"""The demo: frozen trunk, Split-FG and backprop side by side on data that ships with scikit-learn."""
+"""The demo: four ways to train a trunk side by side, on data that ships with scikit-learn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from splitfg.errors import raise_if
-from splitfg.recipes import Adam, BackpropMethod, FrozenMethod, SplitFGMethod
+from splitfg.recipes import Adam, BackpropMethod, FrozenMethod, LearnedFeedbackMethod, MethodRecipe, SplitFGMethod
 from splitfg.recipes.checks import below, rho_problems
 from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Preset, Row, Table
 
@@ -22,7 +22,7 @@ class Demo:
         rho: Trunk step scale.
     """
 
-    method: FrozenMethod | SplitFGMethod | BackpropMethod
+    method: MethodRecipe
     steps: int = 600
     batch: int = 128
     optimizer: Adam = field(default_factory=lambda: Adam(lr=3e-3))
@@ -32,15 +32,16 @@ class Demo:
         raise_if(below(1, self, "steps", "batch") + rho_problems(self.rho))
 
 
-_METHODS: dict[str, tuple[str, FrozenMethod | SplitFGMethod | BackpropMethod]] = {
+_METHODS: dict[str, tuple[str, MethodRecipe]] = {
     "frozen": ("Frozen trunk, exact head", FrozenMethod()),
     "split_fg": ("Split-FG, K = 8", SplitFGMethod(K=8)),
+    "learned_feedback": ("Learned feedback", LearnedFeedbackMethod()),
     "backprop": ("Backprop", BackpropMethod()),
 }
 
 EXPERIMENT = Experiment(
     name="demo",
-    title="Digits: frozen trunk, Split-FG and backprop",
+    title="Digits: frozen trunk, Split-FG, learned feedback and backprop",
     source="New here",
     runner="splitfg_lab.experiments.demo.run:run",
     presets=tuple(Preset(name, title, Demo(method)) for name, (title, method) in _METHODS.items()),
