@@ -246,7 +246,7 @@ class Halved(nn.Module):
 def test_every_sample_needs_its_row_of_h(name):
     """Else the first rows of the target would be taken for the others, without a word."""
     s = Split(nn.Sequential(Halved()), LinearHead(nn.Linear(4, 3).double()))
-    with pytest.raises(SplitError, match=r"h of \d rows for \d samples"):
+    with pytest.raises(SplitError, match=r"h with \d rows for \d samples"):
         ESTIMATORS[name]()(s, noise(4, 3), classes(4, count=3), generator=generator())
 
 
