@@ -44,7 +44,7 @@ def page(experiment: Experiment) -> str:
         f"Run it with `splitfg run {experiment.name}`.",
     ]
     blocks += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
-    blocks += ["## Tables", _LEGEND, _tables(experiment), *_figures(experiment)]
+    blocks += ["## Recorded tables", _LEGEND, _tables(experiment), *_figures(experiment)]
     blocks += ["## Protocol", _protocol(experiment)]
     return "\n\n".join(blocks) + "\n"
 
