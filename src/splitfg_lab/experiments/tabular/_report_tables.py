@@ -99,7 +99,8 @@ def _references() -> Table:
         tuple(Row(row.label, _cells(row, (*REFERENCES, *ours))) for row in DATA),
         note=f"Not in the paper. {_BOTH} The references read the same encoded rows: logistic regression (at most 300"
         " iterations) or ridge regression, an MLP n-128-128 (5,000 steps of 200 rows, rounded up to epochs) and"
-        " histogram gradient boosting (100 iterations), with scikit-learn's defaults otherwise. The last three columns"
+        " histogram gradient boosting (at most 100 iterations, with early stopping), all other settings being"
+        " scikit-learn's defaults. The last three columns"
         f" train a TabM-style network for 300 steps of 256 rows. {_NOTE}",
     )
 
