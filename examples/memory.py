@@ -46,7 +46,7 @@ def main(depth: int, width: int, outputs: int, rows: int) -> dict[str, splitfg.E
         "one by one": (splitfg.SplitFG(K=4, engine=splitfg.ForwardMode(chunk=1)), 2**24),
         "one by one, lean, blocks": (
             splitfg.SplitFG(K=4, engine=splitfg.ForwardMode(chunk=1), lean=True, micro_batch=rows // 2),
-            2**16,
+            2**18,
         ),
     }
     estimates = {}
@@ -67,4 +67,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="a small network")
     smoke = parser.parse_args().smoke
-    main(*((4, 32, 100, 32) if smoke else (48, 256, 20_000, 512)))
+    main(*((4, 32, 100, 32) if smoke else (32, 256, 10_000, 256)))
