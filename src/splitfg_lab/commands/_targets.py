@@ -70,7 +70,7 @@ class Plan:
         folder.require_result()
         changes = self.experiment.overrides(replace(self.preset, config=self.config), folder.report().config)
         if changes:
-            raise folder.another_config("preset: as asked for now", changes)
+            raise folder.another_config("preset: the config of this command", changes)
 
 
 def target_names() -> list[str]:

@@ -158,7 +158,8 @@ def _paper_lines(experiment: Experiment, preset: Preset) -> Iterator[str]:
                 if isinstance(cell, Cell) and cell.preset == preset.name and cell.paper is not None:
                     over = "" if cell.over is None else f" over that of {cell.over}"
                     found.setdefault(f"{cell.metric}{over} {_paper(cell.paper)}", table.title)
-    yield from (f"paper: {number}  ({title})" for number, title in found.items())
+    for title, numbers in groupby(found, key=lambda number: found[number]):
+        yield f"paper: {', '.join(numbers)}  ({title})"
 
 
 def _paper(paper: Paper) -> str:

@@ -59,7 +59,7 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
 
 
 def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
-    # read at once: it is the revision of the loaded code, and files may change while the run goes on
+    # read at once: it is the revision of the loaded code, and files may change during the run
     identity, revision = folder.identity(), source_revision()
     checkpoint = load_checkpoint(folder.path)
     if checkpoint is not None and "run" in checkpoint.state:

@@ -167,7 +167,7 @@ class _EtaColumn(_TextColumn):
 
 
 class _Details(_TextColumn):
-    """As many of loss and metrics as fit beside the other columns."""
+    """As many of loss and metrics as fit next to the other columns."""
 
     def __init__(self, bars: Progress, taken: int) -> None:
         super().__init__()

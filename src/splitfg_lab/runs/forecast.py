@@ -49,8 +49,8 @@ class Forecast:
         left = each * (self._steps - step)
         if left >= _LONG_S:
             count = self._evaluations(step)
-            beside = f", not counting {count} evaluation{'s' * (count != 1)}" if count else ""
-            self._announce(f"about {format_duration(left)} to go{beside} ({format_duration(each)} per step)")
+            rest = f", not counting {count} evaluation{'s' * (count != 1)}" if count else ""
+            self._announce(f"about {format_duration(left)} to go{rest} ({format_duration(each)} per step)")
 
     def restart(self) -> None:
         """Forget when the steps began, because something else took time in between."""

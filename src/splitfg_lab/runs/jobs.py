@@ -208,10 +208,10 @@ def _trouble(folder: RunFolder, error: OSError | ValueError) -> str:
 
 def _advice(folder: RunFolder, code: int) -> str:
     """Give advice about a process that ended without a message."""
-    said = f"; see {folder.log_path}" if folder.log_path.exists() and folder.log_path.stat().st_size else ""
+    log = f"; see {folder.log_path}" if folder.log_path.exists() and folder.log_path.stat().st_size else ""
     if code != -signal.SIGKILL:
-        return said
-    return f"{said}. It may have run out of memory; `splitfg resume {folder.path}` {_after_resume(folder)}"
+        return log
+    return f"{log}. It may have run out of memory; `splitfg resume {folder.path}` {_after_resume(folder)}"
 
 
 def _after_resume(folder: RunFolder) -> str:
