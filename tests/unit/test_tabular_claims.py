@@ -11,7 +11,7 @@ from splitfg_lab.runs.results import read_results
 ROOT = Path(__file__).parents[2]
 UNCOMMITTED = {
     *(f"{data}-{m}" for data in ("black_friday", "california", "diamond", "house_16h") for m in ("es", "pure_fg")),
-    *(f"{data}-split_fg" for data in ("black_friday", "california", "covertype", "diamond", "house_16h", "otto")),
+    *(f"{data}-split_fg" for data in ("covertype", "house_16h", "otto")),
     "covertype-backprop",
 }
 """Presets with runs that were recorded from uncommitted code; run them again from a clean revision to shorten this."""
