@@ -155,7 +155,7 @@ class _LayeredNetwork(NetworkRecipe):
 
     width: int = 128
     layers: int = 2
-    head: HeadRecipe = field(default_factory=LinearHeadRecipe)
+    head: HeadRecipe = field(default_factory=LinearHeadRecipe, kw_only=True)
 
     def __post_init__(self) -> None:
         raise_if(below(1, self, "width", "layers"))
