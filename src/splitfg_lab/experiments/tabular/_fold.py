@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pandas as pd
@@ -45,6 +46,7 @@ class Fold:
         return {"accuracy": 100 * (predicted == self.test_y).double().mean().item()}
 
 
+@functools.lru_cache(maxsize=1)  # runs of one process often share a fold
 def load_fold(dataset: str, fold: int, count: int, device: torch.device) -> Fold:
     """Load a data set and return one of ``count`` folds of it."""
     table = load_table(dataset)
