@@ -17,6 +17,7 @@ IN_PROSE = re.compile(rf"(?<![\w.^/-]){NUMBER}")  # not the 8 of small8, nor the
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HEADLINE = {
     "Backprop": "backprop",
+    "Learned feedback": "learned_feedback",
     "Activity tangents, K = 8": "activity_fg",
     "Split-FG, K = 8": "split_fg",
     "Pure forward gradient, K = 8": "pure_fg",
