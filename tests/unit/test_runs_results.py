@@ -47,7 +47,7 @@ def test_results_files_do_not_depend_on_the_order_of_adding(tmp_path: Path) -> N
     file = json.loads(written[0])
     assert (file["schema"], file["experiment"]) == (1, "tiny")
     assert [run["seed"] for run in file["runs"]] == [0, 0, 1, 2, 10]
-    assert file["runs"][-1]["curve"] == [{"step": 1, "wall_s": 0.5, "loss": 0.123457}]
+    assert file["runs"][-1]["curve"] == {"step": [1], "wall_s": [0.5], "loss": [0.123457]}
 
 
 def test_a_run_made_again_replaces_what_it_recorded(tmp_path: Path) -> None:
@@ -272,3 +272,16 @@ def test_thin_curves_keep_their_ends_and_their_rare_points(losses: int, evaluati
 def test_short_curves_are_kept_as_they_are() -> None:
     curve = [{"step": i, "loss": 0.5} for i in range(200)]
     assert list(thin(curve)) == curve
+
+
+def test_curves_by_points_are_read_as_those_by_columns(tmp_path):
+    """Files of earlier versions hold a curve point by point."""
+    points = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4, "accuracy": 90.0}]
+    columns = {"step": [1, 2], "loss": [0.5, 0.4], "accuracy": [None, 90.0]}
+    recorded = json.loads((Path(__file__).parents[2] / "results" / "demo.json").read_text(encoding="utf-8"))
+    for name, curve in (("points", points), ("columns", columns)):
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({**recorded, "runs": [{**recorded["runs"][0], "curve": curve}]}), encoding="utf-8"
+        )
+    by_points, by_columns = (read_results(tmp_path / f"{name}.json")[0].curve for name in ("points", "columns"))
+    assert by_points == by_columns == tuple(points)
