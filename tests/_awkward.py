@@ -203,6 +203,77 @@ class Lookup(nn.Module):
         return torch.tanh(self.table(tokens) + self.positions)
 
 
+class KeepsLast(nn.Module):
+    """Stores its activations in an attribute, a list and a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes, self.last = nn.Linear(3, 2), 0, None
+        self.history, self.cache = [], {"nested": {}}
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        self.last, self.passes = h, self.passes + 1
+        self.newest = h.sum()
+        self.history.append(h)
+        self.cache["nested"]["h"] = h
+        return h
+
+
+class RunningMean(nn.Module):
+    """Assigns a new tensor to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        self.mean = self.mean * 0.9 + h.mean(0) * 0.1
+        return h
+
+
+class CountsInPlace(nn.Module):
+    """Writes to a buffer in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
+
+
+class AveragesInPlace(nn.Module):
+    """Updates a running mean of its activations in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        self.mean.lerp_(h.detach().mean(0), 0.1)
+        return h
+
+
+class HooksItself(nn.Module):
+    """Registers a hook and a module while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        self.layer.register_forward_hook(lambda module, args, output: output * 1.0)
+        self.extra = nn.Identity()
+        return self.extra(self.layer(x))
+
+
 def _frozen():
     body = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2), nn.LayerNorm(2))
     body[0].requires_grad_(False)
@@ -246,12 +317,20 @@ _CASES = {
     "recurrent": (Recurrent, noise(2, 3, 3), 2),
     "lookup": (Lookup, classes(2, 3, count=5), 2),
 }
+_STATEFUL_CASES = {
+    "keeps_last": (KeepsLast, _ROWS, 2),
+    "running_mean": (RunningMean, _ROWS, 2),
+    "counts_in_place": (CountsInPlace, _ROWS, 2),
+    "averages_in_place": (AveragesInPlace, _ROWS, 2),
+    "hooks_itself": (HooksItself, _ROWS, 2),
+}
 AWKWARD = tuple(_CASES)
+STATEFUL = tuple(_STATEFUL_CASES)  # forward passes change the module
 
 
 def awkward(name):
     """A fresh copy of the named case."""
-    build, inputs, width = _CASES[name]
+    build, inputs, width = (_CASES | _STATEFUL_CASES)[name]
     return Awkward(seeded(build).to(torch.float64), inputs, width)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.func import functional_call
 
+from splitfg.splitting._restore import copies_of_written, restored
 from splitfg.types import Params
 
 Places: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -36,7 +37,7 @@ def places_of(module: nn.Module) -> Places:
 def call(
     module: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, places: Places
 ) -> Any:
-    """Call a module with these parameters in place of its own.
+    """Call a module with these parameters in place of its own, and restore what the call assigns in the module.
 
     Args:
         module: The module; its own parameters stay unchanged.
@@ -48,7 +49,9 @@ def call(
     Returns:
         The module's return value.
     """
-    if not places:
-        return functional_call(module, params, args, kwargs)
-    placed = {place: p for name, p in params.items() for place in places.get(name, (name,))}
-    return functional_call(module, placed, args, kwargs, tie_weights=False)
+    with restored(module):
+        params = {**copies_of_written(module), **params}
+        if not places:
+            return functional_call(module, params, args, kwargs)
+        placed = {place: p for name, p in params.items() for place in places.get(name, (name,))}
+        return functional_call(module, placed, args, kwargs, tie_weights=False)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from splitfg.errors import SplitError
 from splitfg.splitting._call import call, places_of
 from splitfg.splitting._replace import submodule
+from splitfg.splitting._restore import preserved
 from splitfg.types import Params
 
 
 def graph_of(model: nn.Module) -> fx.Graph | None:
     """Trace the model in its present mode with linear layers as leaves; ``None`` if it cannot be traced."""
     try:
-        return _traced(model, "", model.training)
+        return _traced(model, "", model.training)[0]
     except SplitError:
         return None
 
@@ -57,21 +58,31 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
             values than h.
     """
     submodule(model, name)
-    halves = {mode: _halves(model, name, mode) for mode in (True, False)}
-    trunks, rests = ({mode: halves[mode][i] for mode in halves} for i in (0, 1))
-    return _ByMode.of(model, trunks), _ByMode.of(model, rests)
+    present = _halves(model, name, model.training)
+    try:
+        other = _halves(model, name, not model.training)
+    except SplitError as error:  # matters only if the model ever changes its mode
+        trunk, rest = (_OneMode(model, half, error) for half in present)
+        return trunk, rest
+    trunk, rest = (
+        _ByMode.of(model, {model.training: now, not model.training: later})
+        for now, later in zip(present, other, strict=True)
+    )
+    return trunk, rest
 
 
 def _halves(model: nn.Module, name: str, mode: bool) -> tuple[_Half, _Half]:
     """Trace both halves in training (or evaluation) mode."""
-    graph = _traced(model, name, mode)
+    graph, constants = _traced(model, name, mode)
     reader = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
     if len(reader) != 1 or len(reader[0].all_input_nodes) != 1:
         raise SplitError([f"{name} is called {len(reader)} times or has several inputs: cut at another module"])
     h = reader[0].all_input_nodes[0]
     later = _downstream(graph, h)
     _require_h_alone(later, h, name)
-    return _up_to(model, graph, h), _from(model, graph, h, later)
+    with preserved(model):
+        vars(model).update(constants)  # graph modules read them from there
+        return _up_to(model, graph, h), _from(model, graph, h, later)
 
 
 class _ByMode(nn.Module):
@@ -97,6 +108,24 @@ class _ByMode(nn.Module):
         return call(evaluation_half, own, inputs, places=places)
 
 
+class _OneMode(nn.Module):
+    """A half of a model that can be traced in one mode only; raises :class:`SplitError` in the other mode."""
+
+    def __init__(self, model: nn.Module, half: _Half, error: SplitError) -> None:
+        super().__init__()
+        self.traced = half
+        self._unregistered = (model, model.training, error)
+
+    def forward(self, *inputs: Any) -> Any:
+        model, mode, error = self._unregistered
+        if model.training != mode:
+            names = {True: "training", False: "evaluation"}
+            cure = f"call .{'train' if mode else 'eval'}() on the model"
+            problems = [f"in {names[not mode]} mode, {p}; or {cure}" for p in error.problems]
+            raise SplitError(problems)
+        return self.traced(*inputs)
+
+
 def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
     """Whether the named module is the linear layer whose output the model returns.
 
@@ -110,18 +139,18 @@ def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
     return len(calls) == 1 and all(user.op == "output" for user in calls[0].users)
 
 
-def _traced(model: nn.Module, name: str, mode: bool) -> fx.Graph:
-    flags = [(module, module.training) for module in model.modules()]
-    model.train(mode)
-    try:
-        return _Tracer(name).trace(model)
-    except Exception as error:  # symbolic tracing raises many kinds
-        raise SplitError(
-            [f"torch.fx cannot trace the model, to cut it at {name} ({error}): build Split(trunk, head) from its parts"]
-        ) from error
-    finally:
-        for module, training in flags:
-            module.training = training
+def _traced(model: nn.Module, name: str, mode: bool) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Return the graph and the constants in it, by name; the trace leaves the model as it was."""
+    with preserved(model):
+        model.train(mode)
+        known = set(vars(model))
+        try:
+            graph = _Tracer(name).trace(model)
+        except Exception as error:  # symbolic tracing raises many kinds
+            cure = "build Split(trunk, head) from its parts"
+            raise SplitError([f"torch.fx cannot trace the model, to cut it at {name} ({error}): {cure}"]) from error
+        new = {k: v for k, v in vars(model).items() if k not in known}
+        return graph, {k: v for k, v in new.items() if isinstance(v, Tensor)}
 
 
 class _Tracer(fx.Tracer):

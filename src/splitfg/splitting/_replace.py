@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,6 +63,14 @@ def without(model: nn.Module, name: str) -> nn.Module:
     return replaced(model, {name: nn.Identity()})
 
 
+def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield all modules of a part, and the copied containers that :func:`replaced` does not register."""
+    for module in part.modules():
+        yield module
+        if isinstance(module, _Twin):
+            yield from module.followed()
+
+
 class _Twin(nn.Module):
     """The model with some modules replaced; follows later changes of the model."""
 
@@ -96,6 +104,11 @@ class _Twin(nn.Module):
             twin.__dict__["_modules"] = dict(module._modules)
             self._copies[name] = (module, twin)
         return self._copies[name][1]
+
+    def followed(self) -> list[nn.Module]:
+        """Return the copied containers, with the model's present attributes."""
+        self._follow()
+        return [twin for _, twin in self._copies.values()]
 
     def forward(self, *inputs: Any) -> Tensor:
         if torch.compiler.is_compiling():  # compiled code treats other attributes as constants

@@ -14,6 +14,7 @@ from splitfg.heads import Head, OutputLoss
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
 from splitfg.splitting._replace import names_of
+from splitfg.splitting._restore import preserved
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
 FIRST_BATCH = "first batch"
@@ -122,7 +123,8 @@ class Split:
         """
         in_this_mode = (key, self.training_flags())
         if in_this_mode not in self._validated:
-            raise_if(problems())
+            with preserved(self.trunk, self.head, self.model):
+                raise_if(problems())
             self._validated.add(in_this_mode)
 
     def twin(self, trunk: nn.Module, head: Head) -> Split:
@@ -216,8 +218,10 @@ class Split:
 
     def disagreement(self, x: Inputs) -> str | None:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
-        joined = isinstance(self.model, _Joined)
-        return None if joined else disagreement(self.model, self.head, self.predict, x)
+        if isinstance(self.model, _Joined):
+            return None
+        with preserved(self.trunk, self.head, self.model):
+            return disagreement(self.model, self.head, self.predict, x)
 
     def _params(self, *roles: Role) -> Params:
         held = self.roles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.splitting._black_box import BlackBoxTrunk
+from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import FIRST_BATCH, Split, require_split
 from splitfg.types import Inputs, Target
 
@@ -196,7 +198,8 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
     still = not any(isinstance(m, moving) and m.training for m in split.model.modules())
     try:
         if still:
-            return head.problems(split.h(x), y)
+            with preserved(split.trunk):
+                return head.problems(split.h(x), y)
     except Exception:  # the problems already found may keep h from being computed
         pass
     return [] if head.out_features is None else head.output_loss.value_problems(head.out_features, y)
@@ -208,6 +211,8 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
     try:
         h: object = split.trunk_function(x)(copies)
+    except SplitError:
+        raise
     except Exception:
         problem = split.disagreement(x)
         if problem is None:
@@ -223,6 +228,9 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
             "the trunk is random: it returns another h for the same inputs, so that h and J·v would come from different"
             " functions. Call .eval() (F.dropout(training=self.training) reads that flag), or remove the randomness"
         ]
+    if next(split.head.buffers(), None) is not None:
+        with suppress(Exception):  # check_h explains why h does not fit the head
+            split.head.predict(h)  # shows which buffers the head writes to in place
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
 
