@@ -12,6 +12,7 @@ from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseMod
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
 from splitfg.splitting._replace import submodule, without
 from splitfg.splitting._split import Split, Tied
+from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs
 
 
@@ -86,6 +87,8 @@ def _argument_problems(model: object, at: object, head: object) -> list[str]:
         found.append("the model is scripted and cannot be cut: split the module that it was scripted from")
     elif any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
         found.append("the model has lazy layers without a shape: run one batch through it first")
+    else:
+        found += wrapper_problems([model])
     if not isinstance(at, str | None):
         found.append(f"at is {at!r}: pass the module's name as a string, such as at={str(at)!r}")
     if isinstance(head, nn.Module):

@@ -15,6 +15,7 @@ from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
 from splitfg.splitting._replace import names_of
 from splitfg.splitting._restore import preserved
+from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
 FIRST_BATCH = "first batch"
@@ -81,7 +82,7 @@ class Split:
     def __init__(
         self, trunk: nn.Module, head: Head, *, tied: Tied | str | None = None, model: nn.Module | None = None
     ) -> None:
-        raise_if(_part_problems(trunk, head))
+        raise_if(_part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
         self.trunk, self.head, self.tied = trunk, head, _policy(tied)
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
