@@ -62,13 +62,9 @@ def cut_at(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     try:
         other = _halves(model, name, not model.training)
     except SplitError as error:  # matters only if the model ever changes its mode
-        trunk, rest = (_OneMode(model, half, error) for half in present)
-        return trunk, rest
-    trunk, rest = (
-        _ByMode.of(model, {model.training: now, not model.training: later})
-        for now, later in zip(present, other, strict=True)
-    )
-    return trunk, rest
+        return _OneMode(model, present[0], error), _OneMode(model, present[1], error)
+    trunks, rests = ({model.training: present[i], not model.training: other[i]} for i in (0, 1))
+    return _ByMode.of(model, trunks), _ByMode.of(model, rests)
 
 
 def _halves(model: nn.Module, name: str, mode: bool) -> tuple[_Half, _Half]:
