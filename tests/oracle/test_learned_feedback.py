@@ -430,3 +430,24 @@ def test_captured_steps_are_the_eager_ones():
         captured.step(x, y, generator=draws[1])
     for a, b in zip(eager.split.model.parameters(), fast.split.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+class Positions(nn.Module):
+    """A layer reads a table of positions, whose leading dimension is as large as the batch, but is not the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.place, self.layer = nn.Embedding(8, 3), nn.Linear(3, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        positions = self.place(self.table(torch.arange(8)).tanh())
+        return self.layer((x.unsqueeze(1) + positions).relu()).mean(1)
+
+
+def test_measurements_on_part_of_a_batch_are_right():
+    """Layers with many rows are measured on the first samples alone, but for trunks where that cannot be done."""
+    torch.manual_seed(0)
+    split, x = network(Positions(), 6), noise(8, 6)
+    y = torch.randint(0, 3, (8,), generator=generator())
+    found = errors(split, taught(LearnedFeedback(), split, x, y, 80), x, y)
+    assert max(found.values()) < 1e-4, found

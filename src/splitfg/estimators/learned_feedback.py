@@ -9,17 +9,18 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, with_compiled_head
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators.protocol import Estimator
-from splitfg.feedback import Difference, Probe, Relay, Route, Swept, sweep
+from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
-from splitfg.sites import Tape, record_tape
+from splitfg.sites import Tape, first_samples, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
-from splitfg.splitting.checks import check_batch, skip_checks
+from splitfg.splitting.checks import check_batch, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -103,12 +104,34 @@ class LearnedFeedback:
 
     def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
         """Measure the response to noise, and return the change of the maps; empty if there are none to learn."""
+        part = self._part(x, tape)
+        if part is None:
+            return self._measured(split, x, tape, generator)
+        state = generator.get_state()
+        try:
+            return self._measured(split, *part, generator)
+        except MismatchedPassError:  # a value whose leading dimension is not the samples
+            generator.set_state(state)
+            return self._measured(split, x, tape, generator)
+
+    def _measured(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
         noise = self.route.noise(tape, generator)
         if not noise:
             return {}
         run = partial(split.trunk_function(x), {})
         response = self.probe(tape, lambda alter: record_tape(split.trunk, run, _trained(split), alter=alter), noise)
         return self.route.change(tape, noise, response)
+
+    def _part(self, x: Inputs, tape: Tape) -> tuple[Inputs, Tape] | None:
+        """Return as many samples as the route needs, with their part of the tape; ``None`` for the whole batch.
+
+        A layer's response to what it reads does not depend on the other samples of the batch.
+        """
+        samples, batch = self.route.samples(tape), tape.h.shape[0]
+        part = None if samples is None or not 0 < samples < batch else first_samples(tape, samples, batch)
+        if part is None:
+            return None
+        return pytree.tree_map(lambda t: t[:samples] if has_rows(t) else t, x), part
 
     def _with_rest(
         self, split: Split, x: Inputs, y: Target, trunk: Params, generator: torch.Generator

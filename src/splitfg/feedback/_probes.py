@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,19 +21,55 @@ Rerun: TypeAlias = Callable[[Alter], Tape]
 """Runs the recorded pass again with altered outputs."""
 
 
+class Response(ABC):
+    """The change of a pass, per unit of noise, computed where it is asked for."""
+
+    @abstractmethod
+    def input(self, place: int) -> Tensor | None:
+        """Return the change of the first argument of an operation; ``None`` if that is not a float tensor."""
+
+    @abstractmethod
+    def output(self, place: int) -> Tensor | None:
+        """Return the change of its output; ``None`` for an operation with several."""
+
+    @abstractmethod
+    def h(self) -> Tensor:
+        """Return the change of h."""
+
+
 @dataclass(frozen=True)
-class Response:
-    """The change of a pass, per unit of noise.
+class _Differences(Response):
+    """Differences of two passes."""
 
-    Attributes:
-        inputs: Change of the first argument of every operation.
-        outputs: Change of its output; ``None`` for an operation with several.
-        h: Change of h.
-    """
+    above: Tape
+    below: Tape
+    width: Tensor
 
-    inputs: Sequence[Tensor | None]
-    outputs: Sequence[Tensor | None]
-    h: Tensor
+    def input(self, place: int) -> Tensor | None:
+        return _difference(_first(self.above.operations[place]), _first(self.below.operations[place]), self.width)
+
+    def output(self, place: int) -> Tensor | None:
+        above, below = self.above.operations[place].output, self.below.operations[place].output
+        return _difference(above, below, self.width)
+
+    def h(self) -> Tensor:
+        return (self.above.h - self.below.h) / self.width
+
+
+@dataclass(frozen=True)
+class _Tangents(Response):
+    """Tangents of one pass, by what they belong to."""
+
+    found: Mapping[str, Tensor]
+
+    def input(self, place: int) -> Tensor | None:
+        return self.found.get(f"in {place}")
+
+    def output(self, place: int) -> Tensor | None:
+        return self.found.get(f"out {place}")
+
+    def h(self) -> Tensor:
+        return self.found["h"]
 
 
 class Probe(ABC):
@@ -83,13 +119,7 @@ class Difference(Probe):
         scale = self.step * _root_mean_square(tape, noise)
         above = _matched(tape, rerun(_adding(noise, scale)))
         below = _matched(tape, rerun(_adding(noise, -scale))) if self.central else tape
-        width = 2 * scale if self.central else scale
-        pairs = list(zip(above.operations, below.operations, strict=True))
-        return Response(
-            [_difference(_first(a), _first(b), width) for a, b in pairs],
-            [_difference(a.output, b.output, width) for a, b in pairs],
-            (above.h - below.h) / width,
-        )
+        return _Differences(above, below, 2 * scale if self.central else scale)
 
 
 @dataclass(frozen=True)
@@ -170,10 +200,7 @@ class ForwardDerivative(Probe):
 
         still = torch.zeros((), dtype=tape.h.dtype, device=tape.h.device)
         _, tangents = jvp(f, (still,), (torch.ones_like(still),))  # type: ignore[misc]
-        places = range(len(tape.operations))
-        return Response(
-            [tangents.get(f"in {i}") for i in places], [tangents.get(f"out {i}") for i in places], tangents["h"]
-        )
+        return _Tangents(tangents)
 
 
 def _adding(noise: Noise, scale: Tensor) -> Alter:
@@ -190,10 +217,19 @@ def _root_mean_square(tape: Tape, noise: Noise) -> Tensor:
     return torch.where(total > 0, total, torch.ones_like(total)).to(tape.h.dtype)
 
 
+class MismatchedPassError(SplitError):
+    """Two passes that should differ by noise alone have other operations or shapes."""
+
+
 def _matched(tape: Tape, other: Tape) -> Tape:
-    if [o.name for o in tape.operations] != [o.name for o in other.operations]:
-        raise SplitError(["the trunk takes another path under noise: its control flow must not depend on values"])
+    same = len(tape.operations) == len(other.operations)
+    if not same or any(map(_differ, tape.operations, other.operations)):
+        raise MismatchedPassError(["the trunk takes another path under noise: make it independent of values"])
     return other
+
+
+def _differ(a: Operation, b: Operation) -> bool:
+    return a.name != b.name or getattr(a.output, "shape", None) != getattr(b.output, "shape", None)
 
 
 def _first(operation: Operation) -> Tensor | None:

@@ -19,8 +19,8 @@ from splitfg.numerics import widened
 from splitfg.sites import Operation, Tape, layer_operations
 from splitfg.types import Params
 
-_ROWS = 8
-"""Rows for every input of a map that one step of a rule uses at most."""
+_ROWS = 4
+"""Rows for every input of a map that one measurement takes at most; more teach little, and cost a larger pass."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ class Route(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rule!r})"
+
+    @abstractmethod
+    def samples(self, tape: Tape) -> int | None:
+        """Return how many samples of a batch a measurement needs; ``None`` for all of them."""
 
     @abstractmethod
     def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
@@ -116,6 +120,11 @@ class Relay(Route):
         rule: How the maps learn.
     """
 
+    def samples(self, tape: Tape) -> int | None:
+        """Return enough for ``_ROWS`` rows at every input of a map: convolutions have rows in plenty."""
+        needed = [_samples(o) for _, o in layer_operations(tape) if tape.is_active(o.input)]
+        return max(needed, default=0)
+
     def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
         """Draw white noise for everything that a layer with trained parameters below it reads."""
         return {place: _randn(tape.operations[place].output, generator) for place in _read_places(tape)}
@@ -124,9 +133,11 @@ class Relay(Route):
         """Return the change of every layer's map, from how its input and output moved."""
         found: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for place, operation in layer_operations(tape):
-            da, dz = response.inputs[place], response.outputs[place]
-            if tape.is_active(operation.input) and da is not None and dz is not None:
-                found.setdefault(operation.name, []).append(_rows(_module(operation), *_enough(operation, da, dz)))
+            if not tape.is_active(operation.input):
+                continue
+            da, dz = response.input(place), response.output(place)
+            if da is not None and dz is not None:
+                found.setdefault(operation.name, []).append(_rows(_module(operation), da, dz))
         changes = {}
         for name, pairs in found.items():
             e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
@@ -174,6 +185,10 @@ class Direct(Route):
     def __init__(self, rule: MapRule | None = None) -> None:
         super().__init__(rule if rule is not None else Proximal(rate=0.3))
 
+    def samples(self, tape: Tape) -> int | None:  # noqa: ARG002
+        """Return ``None``: the mean Jacobian is over all rows."""
+        return None
+
     def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
         """Draw independent noise for every place, constant over the pixels of images."""
         target, drawn = _target(tape), {}
@@ -185,7 +200,7 @@ class Direct(Route):
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of all maps, which explain the response together."""
         last = _last_layer(tape)
-        moved = response.h if last is None else response.outputs[last]
+        moved = response.h() if last is None else response.output(last)
         assert moved is not None
         rows = _row_dims(moved)
         t = widened(moved.flatten(rows).flatten(0, -2))
@@ -269,13 +284,15 @@ def _module(operation: Operation) -> nn.Module:
     return operation.module
 
 
-def _enough(operation: Operation, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-    """Changes of as many samples as give ``_ROWS`` rows for every input of a map: convolutions have rows in plenty."""
-    module = _module(operation)
-    inputs = module.weight[0].numel() if isinstance(module, nn.Conv2d) else da.shape[-1]
-    positions = math.prod(dz.shape[2:]) if isinstance(module, nn.Conv2d) else math.prod(dz.shape[1:-1])
-    samples = -(-_ROWS * inputs // positions)
-    return (da, dz) if dz.shape[0] <= samples or da.shape[0] != dz.shape[0] else (da[:samples], dz[:samples])
+def _samples(operation: Operation) -> int:
+    """Samples that give ``_ROWS`` rows for every input of a layer's map."""
+    module, z = _module(operation), operation.output
+    if isinstance(module, nn.Conv2d):
+        inputs, positions = module.weight[0].numel(), math.prod(z.shape[2:])
+    else:
+        inputs, positions = operation.input.shape[-1], math.prod(z.shape[1:-1])
+    samples: int = math.ceil(_ROWS * inputs / positions)
+    return samples
 
 
 def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,6 +66,34 @@ class Tape:
         return isinstance(value, Tensor) and id(value) in self._active
 
 
+def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
+    """Return a tape with the values of the first samples of a batch; ``None`` if a value cannot be cut by samples.
+
+    Args:
+        tape: Of the whole batch.
+        samples: How many.
+        batch: Samples of the whole batch; the leading dimension of every value is a multiple of it.
+    """
+    cut = Tape(h=tape.h[: samples * tape.h.shape[0] // batch])
+    known: dict[int, Any] = {}
+
+    def part(value: Any) -> Any:
+        if not tape.is_active(value):
+            return value
+        if id(value) not in known:
+            known[id(value)] = value[: samples * value.shape[0] // batch]
+        return known[id(value)]
+
+    values = [t for o in tape.operations for t in _tensors((o.args, o.kwargs, o.output)) if tape.is_active(t)]
+    if any(t.ndim == 0 or t.shape[0] % batch for t in values):
+        return None
+    for o in tape.operations:
+        args, kwargs, output = pytree.tree_map(part, (o.args, dict(o.kwargs), o.output))
+        cut.operations.append(Operation(o.name, o.module, args, kwargs, output))
+        cut._active.update({id(t): t for t in _tensors(output) if t.is_floating_point()})
+    return cut
+
+
 def record_tape(
     trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str], *, alter: Alter | None = None
 ) -> Tape:
