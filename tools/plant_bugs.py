@@ -30,6 +30,7 @@ CONTRACT = "tests/contract/test_estimator_contract.py"
 MEMORY = "tests/contract/test_no_backward.py::TestMemory"
 LAWS = "tests/statistical/test_tangent_laws.py"
 TRAINING = "tests/unit/test_training.py"
+RELAYED = "tests/oracle/test_learned_feedback.py::test_relayed_feedback_becomes_the_gradient"
 
 
 @dataclass(frozen=True)
@@ -335,6 +336,27 @@ BUGS = (
         "if not places:",
         "if places is not None:",
         ("tests/oracle/test_shared_modules.py::test_parameters_stay_what_they_were",),
+    ),
+    Bug(
+        "learned feedback through a transposed map",
+        "feedback/_routes.py",
+        "return (delta @ m[0]).sum_to_size(a.shape)",
+        "return (delta @ m[0].mT).sum_to_size(a.shape)",
+        (f"{RELAYED}[relu-difference]",),
+    ),
+    Bug(
+        "learned feedback past the gate of an activation",
+        "sites/_rules.py",
+        "return [(operation.input, delta * derivative(function, operation.input))]",
+        "return [(operation.input, delta)]",
+        (f"{RELAYED}[gelu-difference]",),
+    ),
+    Bug(
+        "learned feedback with a stale map",
+        "feedback/_routes.py",
+        "self._maps[name].add_(step)",
+        "self._maps[name].add_(0 * step)",
+        (f"{RELAYED}[relu-difference]",),
     ),
     Bug(
         "captured rates deaf to schedulers",

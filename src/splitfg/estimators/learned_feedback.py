@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, with_compiled_head
@@ -96,6 +98,8 @@ class LearnedFeedback:
 
     def record(self, split: Split, x: Inputs) -> Tape:
         """Run the trunk once and record it."""
+        if not skip_checks():
+            split.validate_once("functions with their own backward", lambda: _function_problems(split, x))
         return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split))
 
     def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
@@ -161,6 +165,28 @@ def _trained(split: Split) -> Mapping[int, str]:
     wanted = split.trunk_params()
     outer = {id(p): name for name, p in split.model.named_parameters()}
     return {id(p): name for name, p in split.trunk.named_parameters() if outer[id(p)] in wanted}
+
+
+def _function_problems(split: Split, x: Inputs) -> list[str]:
+    """List calls of ``torch.autograd.Function``: their own backward may differ from the closed forms of their parts."""
+    # builds the graph of one pass without what a backward pass would need of it
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t):
+        h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in split.trunk_params().items()})
+    waiting: list[Any] = [h.grad_fn]
+    seen, names = set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if issubclass(type(node), BackwardCFunction):
+            names.add(node.name().removesuffix("Backward"))
+        waiting += [following for following, _ in node.next_functions]
+    return [
+        f"{name} is a torch.autograd.Function, whose own backward learned feedback does not follow: write it as a"
+        " module with pull_back(x, u), or use SplitFG()"
+        for name in sorted(names)
+    ]
 
 
 def _warn_once(split: Split, missing: list[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
+from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._map_rules import MapRule, Proximal
@@ -96,8 +97,9 @@ class Route(ABC):
         known = self._maps.get(name)
         if known is None:
             return self._initial(name, widened(like).new_empty(()).expand(shape))
-        if known.device != like.device:  # a checkpoint is read to the CPU
-            known = self._maps[name] = known.to(like.device)
+        wanted = widened(like)
+        if (known.device, known.dtype) != (wanted.device, wanted.dtype):  # a checkpoint is read to the CPU
+            known = self._maps[name] = known.to(wanted)
         if tuple(known.shape) != shape:
             raise SplitError([f"the map of {name} is {tuple(known.shape)}, the layer needs {shape}: use a new route"])
         return known
@@ -129,7 +131,7 @@ class Relay(Route):
         """Draw white noise for everything that a layer with trained parameters below it reads."""
         return {place: _randn(tape.operations[place].output, generator) for place in _read_places(tape)}
 
-    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:  # noqa: ARG002
+    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of every layer's map, from how its input and output moved."""
         found: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for place, operation in layer_operations(tape):
@@ -137,6 +139,7 @@ class Relay(Route):
                 continue
             da, dz = response.input(place), response.output(place)
             if da is not None and dz is not None:
+                dz = dz - noise[place] if place in noise else dz  # the layer did not cause its own output's noise
                 found.setdefault(operation.name, []).append(_rows(_module(operation), da, dz))
         changes = {}
         for name, pairs in found.items():
@@ -194,7 +197,7 @@ class Direct(Route):
         target, drawn = _target(tape), {}
         for place in _read_places(tape):
             read = tape.operations[place].output
-            drawn[place] = _randn(read[..., :1, :1] if _is_image(read, target) else read, generator)
+            drawn[place] = _randn(read[..., :1, :1] if _is_image(tape, read, target) else read, generator)
         return drawn
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
@@ -202,10 +205,11 @@ class Direct(Route):
         last = _last_layer(tape)
         moved = response.h() if last is None else response.output(last)
         assert moved is not None
-        rows = _row_dims(moved)
+        rows = _row_dims(tape)
         t = widened(moved.flatten(rows).flatten(0, -2))
         parts = [widened(e.flatten(rows).flatten(0, -2)) for e in noise.values()]
-        names, sizes = [_reader(tape, place) for place in noise], [part.shape[-1] for part in parts]
+        readers = _readers(tape)
+        names, sizes = [readers[place] for place in noise], [part.shape[-1] for part in parts]
         maps = [self._map(name, (1, t.shape[-1], n), t) for name, n in zip(names, sizes, strict=True)]
         step = self.rule.change(torch.cat(maps, dim=-1), torch.cat(parts, dim=-1)[None], t[None])
         return dict(zip(names, step.split(sizes, dim=-1), strict=True))
@@ -214,13 +218,13 @@ class Direct(Route):
         """Predict the gradient at every place from δ at the last layer's output; other layers pass nothing on."""
         if place != _last_layer(tape):
             return Shares()
-        rows, fixed = delta.flatten(_row_dims(delta)), {}
-        for read_place in _read_places(tape):
+        rows, fixed = delta.flatten(_row_dims(tape)), {}
+        for read_place, name in _readers(tape).items():
             read = tape.operations[read_place].output
-            fixed[id(read)] = self._predicted(_reader(tape, read_place), read, rows, delta)
+            fixed[id(read)] = self._predicted(tape, name, read, rows, delta)
         return Shares(fixed=fixed)
 
-    def _predicted(self, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:
+    def _predicted(self, tape: Tape, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         leading = rows.shape[:-1]
         if read.shape[: len(leading)] != leading:
             raise SplitError(
@@ -229,7 +233,7 @@ class Direct(Route):
                     " differ, so no direct map fits; use Relay()"
                 ]
             )
-        image = _is_image(read, target)
+        image = _is_image(tape, read, target)
         features = read.shape[1] if image else read[(0,) * len(leading)].numel()
         share = rows @ self._map(name, (1, rows.shape[-1], features), rows).to(rows.dtype)[0]
         if image:  # the map holds the sum over pixels
@@ -237,9 +241,15 @@ class Direct(Route):
         return share.reshape(read.shape)
 
 
-def _reader(tape: Tape, place: int) -> str:
-    """The name of the first layer that reads an operation's output: the name of its map."""
-    return next(o.name for _, o in layer_operations(tape) if o.input is tape.operations[place].output)
+def _readers(tape: Tape) -> dict[int, str]:
+    """Name the map of every read place by the first layer that reads it, numbered if that layer is called again."""
+    names: dict[int, str] = {}
+    for place in _read_places(tape):
+        output = tape.operations[place].output
+        name = next(o.name for _, o in layer_operations(tape) if o.input is output)
+        calls = sum(known.partition(" call ")[0] == name for known in names.values())
+        names[place] = f"{name} call {calls + 1}" if calls else name
+    return names
 
 
 def _read_places(tape: Tape) -> list[int]:
@@ -256,10 +266,10 @@ def _last_layer(tape: Tape) -> int | None:
     place, last = layers[-1]
     after = {id(last.output)}
     for operation in tape.operations[place + 1 :]:
-        tensors = [t for t in (*operation.args, *operation.kwargs.values()) if isinstance(t, Tensor)]
-        if any(tape.is_active(t) and id(t) not in after for t in tensors):
+        inputs = pytree.tree_leaves((operation.args, operation.kwargs))
+        if any(tape.is_active(t) and id(t) not in after for t in inputs):
             return None
-        after.add(id(operation.output))
+        after.update(map(id, pytree.tree_leaves(operation.output)))
     return place
 
 
@@ -269,14 +279,20 @@ def _target(tape: Tape) -> Tensor:
     return target
 
 
-def _row_dims(target: Tensor) -> int:
+def _row_dims(tape: Tape) -> int:
     """Leading dimensions that number rows: all but the last; of feature maps ``(B, C, H, W)``, the samples."""
-    return 1 if target.ndim == 4 else max(1, target.ndim - 1)
+    target = _target(tape)
+    return 1 if target.ndim == 4 and _has_convolutions(tape) else max(1, target.ndim - 1)
 
 
-def _is_image(read: Tensor, target: Tensor) -> bool:
-    """Whether a place holds feature maps ``(B, C, H, W)`` of images."""
-    return read.ndim == 4 and target.ndim in (2, 4)
+def _is_image(tape: Tape, read: Tensor, target: Tensor) -> bool:
+    """Whether a convolution reads feature maps ``(B, C, H, W)`` here."""
+    by_convolution = any(o.input is read and isinstance(o.module, nn.Conv2d) for o in tape.operations if o.module)
+    return by_convolution and target.ndim in (2, 4)
+
+
+def _has_convolutions(tape: Tape) -> bool:
+    return any(isinstance(o.module, nn.Conv2d) for o in tape.operations)
 
 
 def _module(operation: Operation) -> nn.Module:

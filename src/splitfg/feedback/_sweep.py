@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._routes import Route
@@ -14,7 +15,13 @@ from splitfg.numerics import added
 from splitfg.sites import Operation, Tape, has_pull_back, layer_gradients, layer_operations, pull_back, rule_for, under
 from splitfg.types import Params
 
-_PRODUCTS = ("matmul", "mm", "bmm", "linear", "addmm", "conv1d", "conv2d", "conv3d", "einsum")
+_SHAPES = ("detach", "zeros_like", "ones_like", "view_as", "expand_as", "type_as", "to")
+"""Functions that read no more than the shape or dtype of some of their inputs."""
+
+_PRODUCTS = (
+    *("matmul", "mm", "bmm", "linear", "addmm", "einsum", "bilinear", "conv1d", "conv2d", "conv3d"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str]) -> Sw
     pass_on.add(tape.h, u)
     for place in reversed(range(len(tape.operations))):
         pass_on.pull(place)
-    return Swept(pass_on.grads, pass_on.deltas)
+    return Swept(pass_on.reached(), pass_on.deltas)
 
 
 class _Pass:
@@ -58,6 +65,7 @@ class _Pass:
         self._layers = {place for place, _ in layer_operations(tape)}
         self._at: dict[int, Tensor] = {}
         self._fixed: dict[int, Tensor] = {}
+        self._unreached: set[str] = set()
         self.grads: Params = {}
         self.deltas: dict[int, Tensor] = {}
 
@@ -70,9 +78,14 @@ class _Pass:
         """Add a share to the gradient at a tensor, or to that of a trained parameter; constants take none."""
         key = id(tensor)
         if key in self._trained:
-            self.grads = added(self.grads, {self._trained[key]: share})
+            self.grads = added(self.grads, {self._trained[key]: share.to(tensor.dtype)})
         elif self._tape.is_active(tensor):
+            share = share.to(tensor.dtype)
             self._at[key] = self._at[key] + share if key in self._at else share
+
+    def reached(self) -> Params:
+        """Return the gradients, without those of parameters that get a share through a layer that reads them."""
+        return {name: g for name, g in self.grads.items() if name not in self._unreached}
 
     def pull(self, place: int) -> None:
         operation = self._tape.operations[place]
@@ -83,6 +96,7 @@ class _Pass:
         if place in self._layers:
             self._layer(place, operation, delta)
         elif module is not None and has_pull_back(module):
+            self._require_covered(operation, [operation.input])
             share, own = pull_back(module, operation.input, delta)
             self._own(operation, own)
             self.add(operation.input, share)
@@ -92,8 +106,13 @@ class _Pass:
     def _layer(self, place: int, operation: Operation, delta: Tensor) -> None:
         assert operation.module is not None
         self.deltas[place] = delta
+        self._require_covered(operation, [operation.input])
+        if id(operation.input) in self._trained:  # noise has no place there, so its map learns nothing
+            self._unreached.add(self._trained[id(operation.input)])
         if any(id(p) in self._trained for p in operation.module.parameters()):
-            self._own(operation, layer_gradients(operation.module, operation.input, delta))
+            a = operation.input  # under autocast a layer writes a narrower dtype than it reads
+            own = layer_gradients(operation.module, a, delta.to(a.dtype) if a.is_floating_point() else delta)
+            self._own(operation, own)
         self.take(self._route.back(self._tape, place, delta))
 
     def _own(self, operation: Operation, own: Params) -> None:
@@ -105,10 +124,29 @@ class _Pass:
         if rule is None or weighted:
             raise SplitError([_problem(operation, weighted)])
         try:
-            for tensor, share in rule(operation, delta):
-                self.add(tensor, share)
+            shares = list(rule(operation, delta))
         except NotImplementedError as error:
             raise SplitError([f"{operation} has no closed form for {error}"]) from error
+        except (TypeError, ValueError, IndexError, KeyError) as error:
+            words = f"{operation} has no closed form for these arguments ({error})"
+            raise SplitError([f"{words}: pass them in the order of torch's documentation"]) from error
+        if operation.name not in _SHAPES:
+            self._require_covered(operation, [tensor for tensor, _ in shares])
+        for tensor, share in shares:
+            self.add(tensor, share)
+
+    def _require_covered(self, operation: Operation, covered: Sequence[Any]) -> None:
+        """Raise an error if a gradient would get lost at an input."""
+        known = {id(tensor) for tensor in covered}
+        inputs = pytree.tree_leaves((operation.args, operation.kwargs))
+        active = [t for t in inputs if self._tape.is_active(t) or id(t) in self._trained]
+        if any(id(t) not in known for t in active):
+            raise SplitError(
+                [
+                    f"{operation} reads {len(active)} tensors that depend on trained parameters, and its closed form"
+                    " covers fewer: detach the others, or write it with operations that have a closed form"
+                ]
+            )
 
     def _delta(self, output: Any) -> Any:
         if isinstance(output, Tensor):

@@ -24,6 +24,8 @@ class LocalLayer(Protocol):
 
 def has_layer_gradients(module: nn.Module) -> bool:
     """Whether :func:`layer_gradients` knows a module; a subclass of torch's may compute something else."""
+    if type(module) in _LAYERS and module._parameters.get("weight") is None:  # computed from others, as by weight_norm
+        return False
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in _LAYERS or is_norm(module) or isinstance(module, LocalLayer)
@@ -49,7 +51,7 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
     if isinstance(module, nn.Embedding):
         padding = -1 if module.padding_idx is None else module.padding_idx
         count = module.num_embeddings
-        return {"weight": torch.ops.aten.embedding_dense_backward(delta, a, count, padding, False)}
+        return {"weight": torch.ops.aten.embedding_dense_backward(delta, a, count, padding, module.scale_grad_by_freq)}
     if isinstance(module, nn.Conv2d):
         grads = {"weight": _conv_weight(module, a, delta)}
         return grads if module.bias is None else {**grads, "bias": delta.sum((0, 2, 3))}

@@ -65,6 +65,15 @@ def _argument(operation: Operation, place: int, name: str, default: Any) -> Any:
     return operation.args[place] if len(operation.args) > place else operation.kwargs.get(name, default)
 
 
+def _first_and_rest(operation: Operation) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    settings = {name: value for name, value in operation.kwargs.items() if name != "input"}
+    return operation.input, operation.args[1:], settings
+
+
+def _operands(operation: Operation) -> tuple[Any, Any]:
+    return _argument(operation, 0, "input", None), _argument(operation, 1, "other", None)
+
+
 def _summed_to(delta: Tensor, like: Tensor) -> Tensor:
     """Sum δ over the dimensions along which an input was broadcast."""
     return delta.sum_to_size(like.shape) if delta.shape != like.shape else delta
@@ -87,8 +96,8 @@ _ELEMENTWISE = (
 
 def _elementwise(operation: Operation, delta: Tensor) -> Pulled:
     function = getattr(F, operation.name, None) or getattr(torch, operation.name)
-    x, *rest = operation.args
-    yield x, delta * derivative(lambda a: function(a, *rest, **operation.kwargs), x)
+    x, rest, settings = _first_and_rest(operation)
+    yield x, delta * derivative(lambda a: function(a, *rest, **settings), x)
 
 
 _RULES.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
@@ -113,20 +122,20 @@ def _dropout(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("add")
 def _add(operation: Operation, delta: Tensor) -> Pulled:
-    a, b = operation.args
+    a, b = _operands(operation)
     yield from _terms(a, b, delta, operation.kwargs.get("alpha", 1))
 
 
 @_rule("sub")
 def _sub(operation: Operation, delta: Tensor) -> Pulled:
-    a, b = operation.args
+    a, b = _operands(operation)
     yield from _terms(a, b, delta, -operation.kwargs.get("alpha", 1))
 
 
 @_rule("rsub")
 def _rsub(operation: Operation, delta: Tensor) -> Pulled:
-    b, a = operation.args
-    yield from _terms(a, b, delta, -1)
+    b, a = _operands(operation)
+    yield from _terms(a, b, delta, -operation.kwargs.get("alpha", 1))
 
 
 def _terms(a: Any, b: Any, delta: Tensor, scale: float) -> Pulled:
@@ -138,7 +147,7 @@ def _terms(a: Any, b: Any, delta: Tensor, scale: float) -> Pulled:
 
 @_rule("mul")
 def _mul(operation: Operation, delta: Tensor) -> Pulled:
-    a, b = operation.args
+    a, b = _operands(operation)
     if isinstance(a, Tensor):
         yield a, _summed_to(delta * b, a)
     if isinstance(b, Tensor):
@@ -147,11 +156,19 @@ def _mul(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("div")
 def _div(operation: Operation, delta: Tensor) -> Pulled:
-    a, b = operation.args[:2]
+    a, b = _operands(operation)
+    if operation.kwargs.get("rounding_mode") is not None:
+        raise NotImplementedError("a rounded quotient: detach it")
     if isinstance(a, Tensor):
         yield a, _summed_to(delta / b, a)
     if isinstance(b, Tensor):
         yield b, _summed_to(-delta * operation.output / b, b)
+
+
+@_rule("rdiv")
+def _rdiv(operation: Operation, delta: Tensor) -> Pulled:
+    x, _ = _operands(operation)
+    yield x, -delta * operation.output / x
 
 
 @_rule("masked_fill")
@@ -174,7 +191,7 @@ def _where(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("matmul", "bmm", "mm")
 def _matmul(operation: Operation, delta: Tensor) -> Pulled:
-    a, b = operation.args
+    a, b = operation.input, (*operation.args, *operation.kwargs.values())[1]
     if a.ndim == 1 or b.ndim == 1:
         raise NotImplementedError("matmul with a vector: use matrices")
     yield a, _summed_to(delta @ b.mT, a)
@@ -239,7 +256,7 @@ def _cast(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.to(operation.input)
 
 
-@_rule("detach")
+@_rule("detach", "zeros_like", "ones_like")
 def _detach(operation: Operation, delta: Tensor) -> Pulled:  # noqa: ARG001
     return ()
 
@@ -261,7 +278,7 @@ def _last_two(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("permute")
 def _permute(operation: Operation, delta: Tensor) -> Pulled:
-    x, *rest = operation.args
+    x, rest, _ = _first_and_rest(operation)
     dims = operation.kwargs.get("dims", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
     order = [d % x.ndim for d in dims]
     yield x, delta.permute([order.index(d) for d in range(x.ndim)])
@@ -282,13 +299,13 @@ def _getitem(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("cat", "concat")
 def _cat(operation: Operation, delta: Tensor) -> Pulled:
-    parts, dim = operation.args[0], _argument(operation, 1, "dim", 0)
+    parts, dim = _argument(operation, 0, "tensors", ()), _argument(operation, 1, "dim", 0)
     yield from zip(parts, delta.split([p.shape[dim] for p in parts], dim), strict=True)
 
 
 @_rule("stack")
 def _stack(operation: Operation, delta: Tensor) -> Pulled:
-    yield from zip(operation.args[0], delta.unbind(_argument(operation, 1, "dim", 0)), strict=True)
+    yield from zip(_argument(operation, 0, "tensors", ()), delta.unbind(_argument(operation, 1, "dim", 0)), strict=True)
 
 
 @_rule("unbind")
@@ -327,8 +344,8 @@ def _avg_pool(operation: Operation, delta: Tensor) -> Pulled:
 
 @_rule("max_pool2d", "boolean_dispatch", "fn")
 def _max_pool(operation: Operation, delta: Tensor) -> Pulled:
-    settings = {k: v for k, v in operation.kwargs.items() if k not in ("return_indices", "input")}
-    x, *rest = operation.args
+    x, rest, settings = _first_and_rest(operation)
+    settings.pop("return_indices", None)
     _, indices = F.max_pool2d(x, *rest[:5], **settings, return_indices=True)
     share = torch.zeros_like(x).flatten(-2)
     yield x, share.scatter_add_(-1, indices.flatten(-2), delta.flatten(-2)).view(x.shape)

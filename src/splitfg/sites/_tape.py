@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +90,7 @@ def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
     for o in tape.operations:
         args, kwargs, output = pytree.tree_map(part, (o.args, dict(o.kwargs), o.output))
         cut.operations.append(Operation(o.name, o.module, args, kwargs, output))
-        cut._active.update({id(t): t for t in _tensors(output) if t.is_floating_point()})
+        cut._active.update({id(t): t for t in _tensors(output) if _is_differentiable(t)})
     return cut
 
 
@@ -170,25 +170,30 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)
-        versions = [(t, t._version) for t in _tensors((args, kwargs)) if self._depends(t)]
+        _check_grad_mode(func, args)
+        given = _tensors((args, kwargs))
+        if not any(self._depends(t) for t in given):
+            return func(*args, **kwargs)
+        # a constant that an activation is written into would hide it from the tape, so constants count too
+        versions = [t._version for t in given]
         output = func(*args, **kwargs)
-        if not versions:
-            return output
         name = operation_name(func)
-        if any(t._version != version for t, version in versions):
+        if [t._version for t in given] != versions:
             raise SplitError([f"the trunk writes in place ({name}): use the operation that returns a new tensor"])
+        if any(output is t for t in given):  # dropout in evaluation mode, a cast to the same dtype
+            return output
         return self.record(Operation(name, None, tuple(args), kwargs, output), active=True)
 
     def record(self, operation: Operation, *, active: bool) -> Any:
         """Put an operation on the tape, and return what the pass goes on with."""
-        outputs = [t for t in _tensors(operation.output) if t.is_floating_point()]
+        outputs = [t for t in _tensors(operation.output) if _is_differentiable(t)]
         if not outputs or not (active or any(self._depends(t) for t in _tensors((operation.args, operation.kwargs)))):
             return operation.output
         if self._alter is not None:
             altered = self._alter(len(self._tape.operations), operation.output)
             operation = Operation(operation.name, operation.module, operation.args, operation.kwargs, altered)
         self._tape.operations.append(operation)
-        self._tape._active.update({id(t): t for t in _tensors(operation.output) if t.is_floating_point()})
+        self._tape._active.update({id(t): t for t in _tensors(operation.output) if _is_differentiable(t)})
         return operation.output
 
     def trains(self, module: nn.Module) -> bool:
@@ -204,8 +209,10 @@ def _leaf_hooks(trunk: nn.Module, mode: _Recorder) -> Iterator[None]:
     handles = []
     for name, module in trunk.named_modules():
         if is_leaf(module):
+            # next to the forward pass itself: the tape records what other hooks do as functions
             handles.append(module.register_forward_pre_hook(_entered(mode)))
-            handles.append(module.register_forward_hook(_left(mode, name), with_kwargs=True, always_call=True))
+            left = _left(mode, name, list(module.parameters()))
+            handles.append(module.register_forward_hook(left, prepend=True, with_kwargs=True, always_call=True))
     try:
         yield
     finally:
@@ -220,11 +227,18 @@ def _entered(mode: _Recorder) -> Callable[..., None]:
     return hook
 
 
-def _left(mode: _Recorder, name: str) -> Callable[..., Any]:
+def _left(mode: _Recorder, name: str, own: Sequence[Tensor]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         mode.inside -= 1
         if output is None:  # the module raised
             return None
+        if any(p is not q for p, q in zip(module.parameters(), own, strict=True)):
+            raise SplitError(
+                [
+                    f"{name} ({type(module).__name__}) runs with parameters that are not its own: call it directly, not"
+                    " through functional_call"
+                ]
+            )
         if any(output is t for t in _tensors((args, kwargs))) and not isinstance(module, nn.Identity):
             raise SplitError([f"{name} ({type(module).__name__}) writes in place: make it with inplace=False"])
         if isinstance(module, nn.Identity):
@@ -244,6 +258,21 @@ def operation_name(func: Any) -> str:
 
 
 _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "radd": "add", "rmul": "mul", "rsub": "rsub", "multiply": "mul"}
+
+
+def _check_grad_mode(func: Any, args: Sequence[Any]) -> None:
+    switched_off = func is torch._C._set_grad_enabled and not args[0]
+    if switched_off and not torch.is_grad_enabled():  # else it ends a region of enable_grad
+        raise SplitError(
+            [
+                "the trunk computes under torch.no_grad(), which a tape does not see: call .detach() on the result"
+                " instead"
+            ]
+        )
+
+
+def _is_differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
 
 
 def _tensors(value: Any) -> list[Tensor]:
