@@ -232,3 +232,102 @@ class TestRefusals:
     def test_no_rows(self):
         with pytest.raises(SplitError, match="rows must be at least 1"):
             Activities(rows=0)
+
+
+class Mixing(nn.Module):
+    """Attention between the samples of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.second((h @ h.T).softmax(-1) @ h)
+
+
+class ReadElsewhere(nn.Module):
+    """Uses a layer's weight a second time, without calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return nn.functional.linear(h, self.second.weight)
+
+
+class Scaled(nn.Module):
+    """A forward hook scales a layer's output."""
+
+    def __init__(self, changes=True):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+        self.second.register_forward_hook(lambda module, args, output: output * (3.0 if changes else 1.0))
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class WrongGradient(nn.Linear):
+    def layer_gradients(self, a, delta):
+        return {"weight": 2 * delta.T @ a, "bias": delta.sum(0)}
+
+
+class TestBias:
+    """Estimates that would be biased raise on the first batch, with the cause and the cure."""
+
+    x, y = noise(6, 3), classes(6, count=3)
+
+    def problems(self, trunk, x=x, dtype=torch.float64, **settings):
+        s = Split(trunk.to(dtype), LinearHead(nn.Linear(4, 3, dtype=dtype)))
+        with pytest.raises(SplitError) as caught:
+            ActivityFG(K, **settings)(s, x.to(dtype), self.y, generator=generator())
+        return caught.value.problems
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    @pytest.mark.parametrize("engine", [ForwardMode(), CentralDifference()], ids=["exact", "measured"])
+    def test_samples_that_mix(self, dtype, engine):
+        (problem,) = self.problems(seeded(Mixing), dtype=dtype, engine=engine)
+        assert "rows of a batch mix" in problem
+        assert "SplitFG" in problem
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_a_weight_that_is_read_elsewhere(self, dtype):
+        (problem,) = self.problems(seeded(ReadElsewhere), dtype=dtype)
+        assert "trunk.second.weight" in problem
+        assert "F.linear" in problem
+        assert "first" not in problem
+
+    def test_a_hook_that_scales(self):
+        (problem,) = self.problems(seeded(Scaled))
+        assert "a hook changes the output of second (Linear)" in problem
+
+    def test_a_layer_with_a_wrong_gradient(self):
+        (problem,) = self.problems(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), WrongGradient(4, 4)))
+        assert "2 (WrongGradient) returns wrong gradients" in problem
+
+    def test_a_single_row_first(self):
+        s = Split(seeded(Mixing).double(), LinearHead(nn.Linear(4, 3).double()))
+        ActivityFG(K)(s, self.x[:1], self.y[:1], generator=generator())
+        with pytest.raises(SplitError, match="mix"):
+            ActivityFG(K)(s, self.x, self.y, generator=generator())
+
+    def test_hooks_that_change_nothing_are_fine(self):
+        s = Split(seeded(lambda: Scaled(changes=False)).double(), LinearHead(nn.Linear(4, 3).double()))
+        assert ActivityFG(K)(s, self.x, self.y, generator=generator()).grads
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", ["mlp", "images"])
+    def test_sound_trunks_pass_in_narrow_dtypes(self, name, dtype):
+        make, inputs = SPLITS[name]
+        s = make()
+        s.model.to(dtype)
+        assert ActivityFG(K)(s, inputs().to(dtype), classes(5, count=3), generator=generator()).grads
+
+    def test_a_padding_row(self):
+        trunk = nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Tanh(), nn.Linear(4, 4))
+        s = Split(trunk, LinearHead(nn.Linear(4, 3)))
+        tokens = torch.tensor([[0, 1], [2, 0], [3, 4]])
+        assert ActivityFG(K)(s, tokens, classes(3, 2, count=3), generator=generator()).grads

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
@@ -24,6 +25,7 @@ from splitfg.sites import (
     Recorder,
     Recording,
     TapPoints,
+    activity_problems,
     layer_gradients,
     pull_back,
     record,
@@ -80,6 +82,7 @@ class ActivityFG:
             seen = self.recorder(split, x, TapPoints((*names, *top)), None)
             inputs, shapes = _once(seen, names)
             _check_rows(chosen, seen.h if chosen.top is None else seen.reads[chosen.top][0], shapes)
+            self._validate_estimate(split, chosen, x)
             r, grads = head.u(0, seen.h, y), Params()
             if chosen.top is not None:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
@@ -124,6 +127,20 @@ class ActivityFG:
         if not skip_checks():
             raise_if(chosen.problems(split.trunk))
         return chosen
+
+    def _validate_estimate(self, split: Split, chosen: Activities, x: Inputs) -> None:
+        """Validate on the first batch, and on the first with several rows, that the estimate is unbiased."""
+        if skip_checks():
+            return
+
+        def derivative(f: TrunkFunction, params: Params, tangent: Params) -> Tensor:
+            tangents = {name: v.unsqueeze(0) for name, v in tangent.items()}
+            return push(self.engine, f, params, tangents, split=split, x=x)[1].squeeze(0)
+
+        several = max((t.shape[0] for t in pytree.tree_leaves(x) if isinstance(t, Tensor) and t.ndim), default=1) > 1
+        key = ("activities", chosen, chosen.names(split.trunk), several)
+        exact = not self.engine.biased
+        split.validate_once(key, lambda: activity_problems(split, chosen, x, derivative, exact=exact))
 
     def _deltas(
         self,

@@ -1,6 +1,7 @@
 """Places inside a trunk: taps, recorded passes, layers that know their own gradient, and closed-form pullbacks."""
 
 from splitfg.sites._activities import Activities, ActivityTrunk
+from splitfg.sites._explained import activity_problems
 from splitfg.sites._layers import LocalLayer, has_layer_gradients, layer_gradients, under
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
@@ -25,6 +26,7 @@ __all__ = [
     "Rule",
     "TapPoints",
     "Tape",
+    "activity_problems",
     "first_samples",
     "has_layer_gradients",
     "has_pull_back",
