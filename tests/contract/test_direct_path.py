@@ -198,7 +198,9 @@ class TestTraining:
             second.step(*batch, generator=again)
         for name, p in through.state_dict()["model"].items():
             assert torch.equal(second.state_dict()["model"][name], p)
-        assert set(through.state_dict()["maps"]) == set(through.split.trunk.residual_path().writers)
+        assert set(through.state_dict()["maps"]) == set(
+            through.split.trunk.residual_path().writers[:-1]
+        )  # the last is exact
 
 
 class TestRefusals:

@@ -289,6 +289,39 @@ class TestMeanJacobian:
         assert far[MeanJacobian] < 0.9 * far[Identity]
         assert far[Identity] < far[RandomMaps]
 
+    def test_the_last_writer_is_exact_however_far_the_maps_have_learned(self):
+        s, draws, maps = gpt(Tied.INCLUDE), generator(), MeanJacobian(rate=0.5)
+        last = s.trunk.residual_path().writers[-1]
+        maps.load_state_dict({last: noise(16, 16)})  # from a checkpoint of an earlier version
+        for i in range(20):
+            change = DirectPath(feedback=maps)(s, tokens(i), tokens(i + 1), generator=draws).state_update
+            assert last not in change
+            assert change
+            maps.apply(change)
+        x, y = tokens(1000), tokens(1001)
+        exact = Backprop()(s, x, y).grads
+        for lean in (False, True):
+            grads = DirectPath(feedback=maps, lean=lean)(s, x, y, generator=draws).grads
+            assert_same_closely(grads, {n: g for n, g in exact.items() if n.startswith(f"trunk.{last}.")})
+
+    def test_a_stream_that_is_scaled_learns_the_map_of_its_last_writer(self):
+        class Doubled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.writer = nn.Linear(5, 4), nn.Linear(4, 4)
+
+            def forward(self, x):
+                x = self.embed(x)
+                return 2 * (x + self.writer(x))
+
+        s = Split(seeded(Doubled).double(), LinearHead(seeded(lambda: nn.Linear(4, 3)).double()))
+        maps, draws = MeanJacobian(rate=0.3), generator()
+        estimator = DirectPath(ResidualPath(("embed", "writer"), strict=False), feedback=maps)
+        for i in range(150):
+            maps.apply(estimator(s, noise(64, 5, seed=i), classes(64, count=3), generator=draws).state_update)
+        eye = torch.eye(4, dtype=DOUBLE)
+        torch.testing.assert_close(maps.at("writer", eye), 2 * eye, rtol=0, atol=1e-6)
+
     def test_learns_the_same_from_a_batch_in_parts(self):
         def by_rows(split, x, sites, generator):
             """Noise that a row gets whatever part it is in."""

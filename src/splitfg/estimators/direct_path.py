@@ -42,8 +42,8 @@ class DirectPath:
         δ = feedback(r),    ĝ_W = Σ δ aᵀ,    ĝ_b = Σ δ:
 
     no reverse pass, no transposed weight, and with the identity no tangent either. The final norm and the last writer
-    are exact; the others are biased by what later blocks make of their writes. The trunk's other parameters get no
-    entry.
+    are exact (learned maps are not applied to a last writer that is called once on a strict path); the others are
+    biased by what later blocks make of their writes. The trunk's other parameters get no entry.
 
     Tied tables get their share as lookup under ``Tied.INCLUDE``.
 
@@ -114,7 +114,11 @@ class DirectPath:
         trunk = split.trunk
         r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
 
+        exact = _exact_writer(path, seen)
+
         def fed_back(writer: str) -> Tensor:
+            if writer == exact:
+                return r
             return path.features_back(self.feedback.at(writer, path.features_last(r)))
 
         def write(name: str, a: Tensor) -> None:
@@ -150,6 +154,9 @@ class _MapLearning:
             return
         response = path.features_last(seen.response)
         noise = {name: [path.features_last(e) for e in calls] for name, calls in seen.noise.items()}
+        exact = _exact_writer(path, seen)
+        if exact is not None:
+            response = response - noise.pop(exact)[0]
         self._found = added(self._found, self._maps.correlate(noise, response))
         self._rows += response[..., 0].numel()
         self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
@@ -157,6 +164,15 @@ class _MapLearning:
     def result(self) -> Params:
         """Return the change of the maps; empty if they are not learned."""
         return {} if self._maps is None else self._maps.change(self._found, rows=self._rows, noises=self._noises)
+
+
+def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:
+    """Return the writer whose map is the identity by definition: the one called last, if it is called once.
+
+    ``None`` without noise, so that fixed maps apply to all writers, and for streams that are scaled on their way.
+    """
+    last = next(reversed(list(seen.noise.items())), None)
+    return last[0] if path.strict and last is not None and len(last[1]) == 1 else None
 
 
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

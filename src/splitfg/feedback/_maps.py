@@ -104,7 +104,8 @@ class MeanJacobian(LearnedMaps):
 
         J_i ← J_i + rate / (n + D) · Σ over n rows of e_iᵀ (dx - Σ_j e_j J_j),    D noises a row,
 
-    converges to it, for any rate up to one, and δ_i = r J_iᵀ. Maps begin as the identity, which is the direct path.
+    converges to it in the mean, for any rate up to one, and δ_i = r J_iᵀ. At a constant rate the maps keep fluctuating
+    around the mean. Maps begin as the identity, which is the direct path.
 
     Args:
         rate: How far a step moves the maps.
