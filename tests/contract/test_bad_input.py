@@ -291,7 +291,7 @@ class TestSettings:
         [
             ({"law": Rademacher}, r"law is the class Rademacher: give an object, law=Rademacher\(\)"),
             ({"engine": CentralDifference}, r"engine=CentralDifference\(\)"),
-            ({"engine": "central"}, "engine is 'central', which is no Engine"),
+            ({"engine": "central"}, "engine must be of type Engine, got 'central'"),
             ({"combine": Projection}, r"combine=Projection\(\)"),
         ],
     )

@@ -314,7 +314,7 @@ class TestRefusals:
             ResidualPath("embed")
 
     def test_something_else_for_a_path(self):
-        with pytest.raises(SplitError, match="which is no ResidualPath"):
+        with pytest.raises(SplitError, match="path must be of type ResidualPath, got"):
             DirectPath(["embed"])
 
     def test_what_is_read_and_written_over(self):

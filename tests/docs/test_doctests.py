@@ -12,7 +12,6 @@ import splitfg
 
 WITH_EXTRAS = ("sklearn",)  # packages that need more than torch
 MADE_BY_OTHERS = {"Diagnosis", "HeadGradient", "Role", "Stats", "StepStats"}  # users read these, and make none
-WITHOUT_EXAMPLES = ("splitfg.estimators", "splitfg.feedback", "splitfg.sites")  # not written yet
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -40,8 +39,7 @@ def for_users():
     """Public classes and functions that users call: no protocols, abstract bases, errors or results."""
     public = vars(importlib.import_module("splitfg._api")).items()
     called = {n: v for n, v in public if inspect.isclass(v) or inspect.isfunction(v)}
-    ours = {n: v for n, v in called.items() if not v.__module__.startswith(WITHOUT_EXAMPLES)}
-    return sorted(n for n, v in ours.items() if n not in MADE_BY_OTHERS and not is_interface(v))
+    return sorted(n for n, v in called.items() if n not in MADE_BY_OTHERS and not is_interface(v))
 
 
 def is_interface(value):

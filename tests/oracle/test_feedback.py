@@ -9,7 +9,7 @@ from torch import nn
 
 from splitfg import Backprop, LinearHead, Split, Tied
 from splitfg.estimators import DirectPath
-from splitfg.feedback import Identity, MeanJacobian, RandomMaps
+from splitfg.feedback import MeanJacobian, RandomMaps, UnchangedFeedback
 from splitfg.models import GPT, FlatTrunk, GPTConfig
 from splitfg.models.resnet import ConvNorm
 from splitfg.sites import ResidualPath, layer_gradients, pull_back, record_run
@@ -253,7 +253,9 @@ def test_a_tied_table_is_looked_up_untrained_under_exclude():
 class TestMeanJacobian:
     def test_begins_as_the_direct_path(self):
         s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
-        mapped, direct = (DirectPath(feedback=f)(s, x, y, generator=generator()) for f in (MeanJacobian(), Identity()))
+        mapped, direct = (
+            DirectPath(feedback=f)(s, x, y, generator=generator()) for f in (MeanJacobian(), UnchangedFeedback())
+        )
         assert_same(mapped.grads, direct.grads, direct.grads)
         assert (mapped.stats.jvps, direct.stats.jvps) == (1, 0)
 
@@ -283,11 +285,11 @@ class TestMeanJacobian:
         x, y = tokens(1000), tokens(1001)
         exact = Backprop()(s, x, y).grads
         far = {}
-        for feedback in (maps, Identity(), RandomMaps()):
+        for feedback in (maps, UnchangedFeedback(), RandomMaps()):
             grads = DirectPath(feedback=feedback)(s, x, y, generator=draws).grads
             far[type(feedback)] = sum((grads[n] - exact[n]).square().sum() for n in grads)
-        assert far[MeanJacobian] < 0.9 * far[Identity]
-        assert far[Identity] < far[RandomMaps]
+        assert far[MeanJacobian] < 0.9 * far[UnchangedFeedback]
+        assert far[UnchangedFeedback] < far[RandomMaps]
 
     def test_the_last_writer_is_exact_however_far_the_maps_have_learned(self):
         s, draws, maps = gpt(Tied.INCLUDE), generator(), MeanJacobian(rate=0.5)

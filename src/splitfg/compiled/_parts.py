@@ -21,7 +21,12 @@ from splitfg.types import Engine, Params, TrunkFunction
 
 
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply :func:`torch.compile` with static shapes; raises if the function cannot be compiled as a whole."""
+    """Apply :func:`torch.compile` with static shapes; raises if the function cannot be compiled as a whole.
+
+    Example:
+        >>> from splitfg.compiled import whole
+        >>> fast = whole(lambda x: 2 * x)  # compiles on its first call
+    """
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
     return compiled
 
@@ -54,7 +59,7 @@ class CompiledEngine:
 
     Args:
         engine: The engine to compile.
-        compile_: What compiles a function.
+        compile_: Compiles a function.
     """
 
     def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
@@ -63,16 +68,16 @@ class CompiledEngine:
 
     @property
     def chunk(self) -> int | None:
-        """As the engine's."""
+        """Return the value of the wrapped engine."""
         return self._chunk
 
     @property
     def biased(self) -> bool:
-        """As the engine's."""
+        """Return the value of the wrapped engine."""
         return self._biased
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
-        """``h`` and ``dh``."""
+        """Return ``h`` and ``dh``."""
         pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
         return pushed
 
@@ -82,7 +87,7 @@ class CompiledTrunk(nn.Module):
 
     Args:
         trunk: Kept and shared.
-        compile_: What compiles a function.
+        compile_: Compiles a function.
     """
 
     def __init__(self, trunk: nn.Module, compile_: Compile = whole) -> None:
@@ -91,7 +96,7 @@ class CompiledTrunk(nn.Module):
         self._run = compile_(_run_trunk)
 
     def forward(self, *inputs: Any) -> Tensor:
-        """h, as a function of the parameters in place at the moment: these may be another call's arguments."""
+        """Return h for the present parameters, which may be those of a functional call."""
         h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs, self._places)
         return h
 
@@ -121,7 +126,7 @@ class _CompiledLoss(OutputLoss):
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
         with warnings.catch_warnings():
-            # torch looks for a .grad on whatever enters compiled code, and warns of having done so
+            # torch reads .grad of the inputs of compiled code, and warns about it
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
             total: Tensor = self._summed(outputs, target)
         return total

@@ -24,13 +24,12 @@ Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 class CompiledRecorder:
     """A :class:`~splitfg.sites.Recorder` that runs the trunk in compiled code.
 
-    A compiler does not follow taps that are put on modules and taken off again. So the pass is first traced to the
-    operators it comes down to, once for every shape of inputs; taps are none of them. Parameters, inputs and noise are
-    arguments of what is compiled; whatever else the trunk's code asks, numbers it holds for example, stays as it was.
-    A trunk that cannot be traced is run as it is.
+    A compiler does not follow temporary hooks, so the pass is first traced to its operators, once for every shape of
+    inputs. Parameters, inputs and noise are arguments of the compiled function; other values that the trunk reads are
+    constants of the trace. Runs a trunk that cannot be traced in eager code, with a warning.
 
     Args:
-        compile_: What compiles a function.
+        compile_: Compiles a function.
     """
 
     def __init__(self, compile_: Compile) -> None:
@@ -55,7 +54,7 @@ class CompiledRecorder:
         try:
             return _trace(split, x, points, self._compile)
         except RuntimeError as error:
-            words = "the trunk cannot be traced for compiling, and is run as it is"
+            words = "the trunk cannot be traced for compiling, and runs in eager code"
             warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
             return None
 

@@ -13,15 +13,15 @@ from splitfg.tangents import TangentSource
 
 
 class Accumulator(ABC):
-    """Takes tangents and their scores chunk by chunk, and gives the combined gradient at the end."""
+    """Accumulates tangents and their scores chunk by chunk into one gradient."""
 
     @abstractmethod
     def add(self, tangents: Tensor, scores: Tensor) -> None:
-        """Take ``(c, P)`` tangents and their ``(c,)`` scores."""
+        """Add ``(c, P)`` tangents and their ``(c,)`` scores."""
 
     @abstractmethod
     def result(self) -> Tensor:
-        """The gradient, shape ``(P,)``."""
+        """Return the gradient, shape ``(P,)``."""
 
 
 class Combination(ABC):
@@ -44,20 +44,30 @@ class Combination(ABC):
 
 @dataclass(frozen=True)
 class Mean(Combination):
-    """ĝ = (1/K) Σ_k d_k v_k, the paper's: unbiased for every law (reweighted where E[v vᵀ] ≠ I)."""
+    """ĝ = (1/K) Σ_k d_k v_k, the paper's: unbiased for every law (reweighted where E[v vᵀ] ≠ I).
+
+    Example:
+        >>> import torch
+        >>> from splitfg import Mean, SplitFG
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = SplitFG(K=4, combine=Mean())(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.biased
+        False
+    """
 
     @property
     def biased(self) -> bool:
-        """No."""
+        """Return ``False``."""
         return False
 
     @property
     def looks_back(self) -> bool:
-        """No: every tangent is dropped once it is scored."""
+        """Return ``False``: tangents are dropped once they are scored."""
         return False
 
     def start(self, source: TangentSource) -> Accumulator:
-        """A running sum of d_k v_k."""
+        """Start a running sum of d_k v_k."""
         return _MeanAccumulator(source)
 
 
@@ -87,20 +97,29 @@ class Projection(Combination):
 
     Biased towards zero (E[ĝ] = (K/P) g for Gaussian tangents) but with no noise inside the span: the direction
     of choice where the step size is tuned anyway. Chunks are drawn again rather than kept.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import Projection, SplitFG
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = SplitFG(K=4, combine=Projection())(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.biased
+        True
     """
 
     @property
     def biased(self) -> bool:
-        """Yes: it shrinks the gradient by K/P on average."""
+        """Return ``True``: the mean is shrunk by K/P."""
         return True
 
     @property
     def looks_back(self) -> bool:
-        """Yes: the Gram matrix needs pairs of tangents."""
+        """Return ``True``: the Gram matrix needs pairs of tangents."""
         return True
 
     def start(self, source: TangentSource) -> Accumulator:
-        """Scores now, tangents again later."""
+        """Start by storing scores; tangents are drawn again for the result."""
         return _ProjectionAccumulator(source)
 
 

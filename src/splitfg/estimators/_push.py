@@ -1,4 +1,4 @@
-"""Pushing tangents, with words for what goes wrong."""
+"""Push tangents through a trunk, with errors that name the operator and the cure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from splitfg.types import Engine, Inputs, Params, TrunkFunction
 def push(
     engine: Engine, f: TrunkFunction, params: Params, tangents: Params, *, split: Split, x: Inputs
 ) -> tuple[Tensor, Tensor]:
-    """F and its directional derivatives; a missing forward-mode rule is explained by operator and module."""
+    """Return f and its directional derivatives.
+
+    Raises:
+        SplitError: An operator has no forward-mode rule; names operator and module.
+    """
     if skip_checks():
         return engine(f, params, tangents)
     with explained(split, x):
@@ -22,7 +26,7 @@ def push(
 
 
 def check_engine(engine: Engine, split: Split) -> None:
-    """Refuse to look for forward-mode rules inside a black box."""
+    """Raise :class:`SplitError` if forward mode meets a black box."""
     blind = isinstance(engine, ForwardMode) and isinstance(split.trunk, BlackBoxTrunk)
     raise_if(
         ["forward mode cannot see into a BlackBoxTrunk: use engine=CentralDifference() or OneSidedDifference()"]

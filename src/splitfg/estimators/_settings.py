@@ -1,4 +1,4 @@
-"""The settings that estimators share, and what they must satisfy."""
+"""Settings that estimators share, and their validation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from splitfg.types import Engine, Estimate, Params
 
 
 class DrawsByLaw:
-    """Of estimators that draw tangents: a law that conditions them learns from every estimate."""
+    """Base of estimators that draw tangents; a conditioned law learns from every estimate."""
 
     law: TangentLaw
 
     def drawn_for(self, split: Split) -> Params:
-        """The parameters that tangents are drawn for."""
+        """Return the parameters that tangents are drawn for."""
         return split.trained_params()
 
     def learned_state(self) -> dict[str, RunningMagnitude]:
@@ -37,7 +37,7 @@ class DrawsByLaw:
 
 @dataclass(frozen=True)
 class TangentSettings(DrawsByLaw):
-    """Where an estimator's tangents come from, how they are pushed, and how their scores become a gradient.
+    """Settings of tangents: law, engine and combination of scores.
 
     Args:
         K: Tangents per estimate.
@@ -69,7 +69,7 @@ class TangentSettings(DrawsByLaw):
         return self.combine.biased or self.engine.biased
 
     def source(self, layout: Layout, generator: torch.Generator) -> TangentSource:
-        """The K tangents of one estimate."""
+        """Return the K tangents of one estimate."""
         if not isinstance(generator, torch.Generator):
             raise SplitError(["tangents are drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
         chunk, remember = self.engine.chunk, self.combine.looks_back
@@ -78,7 +78,7 @@ class TangentSettings(DrawsByLaw):
 
 @dataclass(frozen=True)
 class ReverseSettings:
-    """How the exact gradient is taken by reverse mode.
+    """Settings of the exact gradient by reverse mode.
 
     Args:
         closed_head: Take the head's closed form, in parts, and reverse mode through the trunk alone: the same
@@ -96,14 +96,14 @@ class ReverseSettings:
 
 
 def tangent_problems(K: object) -> list[str]:
-    """What is wrong with a tangent count."""
+    """List the problems of a tangent count."""
     if not _is_count(K):
         return [f"K must be a whole number of tangents, got {K!r}"]
     return [] if int(K) >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
 
 
 def micro_batch_problems(rows: object) -> list[str]:
-    """What is wrong with a micro-batch size."""
+    """List the problems of a micro-batch size."""
     if rows is None or (_is_count(rows) and int(rows) >= 1):
         return []
     return [f"micro_batch must be at least 1 row (or None for the whole batch), got {rows!r}"]
@@ -115,7 +115,7 @@ def _is_count(value: object) -> TypeGuard[Integral]:
 
 
 def kind_problems(name: str, value: object, kind: type) -> list[str]:
-    """What is wrong with a setting that should be an object of some kind."""
+    """List the problems of a setting that must be an instance of ``kind``."""
     if isinstance(value, type):
         return [f"{name} is the class {value.__name__}: give an object, {name}={value.__name__}()"]
-    return [] if isinstance(value, kind) else [f"{name} is {value!r}, which is no {kind.__name__}"]
+    return [] if isinstance(value, kind) else [f"{name} must be of type {kind.__name__}, got {value!r}"]

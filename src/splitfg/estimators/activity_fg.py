@@ -1,4 +1,4 @@
-"""Activity tangents: perturb what layers write instead of their weights, and score every row on its own."""
+"""Activity tangents: perturb the outputs of layers instead of their weights, and score every row by itself."""
 
 from __future__ import annotations
 
@@ -53,12 +53,21 @@ class ActivityFG:
 
     Args:
         K: Tangents per estimate.
-        activities: Which layers, and which rows; by default what the trunk's ``activities()`` says, or else every layer
-            that knows its own gradient, and a score for every sample.
+        activities: Layers and rows; by default the trunk's ``activities()``, or else every layer with a gradient of its
+            own, and a score for every sample.
         engine: How J e is found, and how many tangents ride together.
         recorder: Runs the trunk for h and records what its layers read.
         prediction: Predicts δ at every layer; the tangents then estimate only the rest, and the estimate stays
             unbiased: δ̂_lb = p_lb + (1/K) Σ_k (d_kb - Σ_m <p_mb, e_kmb>) e_klb. Its maps learn from every step.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import ActivityFG
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = ActivityFG(K=4)(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.jvps, estimate.stats.biased
+        (4, False)
     """
 
     K: int = 8

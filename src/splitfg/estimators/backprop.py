@@ -31,10 +31,19 @@ class Backprop(ReverseSettings):
             the same gradient without the logits of the whole batch on the tape.
         readout_only: Leave out the trunk's share of tied parameters, as ``Tied.EXCLUDE`` does.
         micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import Backprop
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = Backprop()(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.trunk_backward
+        1
     """
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
         check_batch(split, x, y, generator, tangents=False)
         _check_reverse(split)
         return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
@@ -50,18 +59,27 @@ class CheckpointedBackprop(ReverseSettings):
         closed_head: As in :class:`Backprop`.
         readout_only: As in :class:`Backprop`.
         micro_batch: As in :class:`Backprop`.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import CheckpointedBackprop
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = CheckpointedBackprop()(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.trunk_backward
+        1
     """
 
     blocks: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """The gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
         check_batch(split, x, y, generator, tangents=False)
         _check_reverse(split)
         return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
     def trunk(self, split: Split) -> nn.Module:
-        """The split's trunk with its blocks checkpointed; parameters are shared."""
+        """Return the split's trunk with its blocks checkpointed; parameters are shared."""
         if any(isinstance(module, fx.GraphModule) for module in split.trunk.modules()):
             raise SplitError(
                 ["a trunk that was cut by tracing has no blocks to checkpoint: build Split(trunk, head) from its parts"]
@@ -132,7 +150,7 @@ class _Reverse:
 
 
 def _check_reverse(split: Split) -> None:
-    """Refuse to differentiate a black box: its gradient would be a silent zero."""
+    """Raise :class:`SplitError` for a black box: its gradient would be a silent zero."""
     if isinstance(split.trunk, BlackBoxTrunk):
         raise SplitError(
             [

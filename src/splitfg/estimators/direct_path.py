@@ -13,7 +13,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
-from splitfg.feedback import Feedback, Identity, LearnedMaps
+from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
 from splitfg.numerics import added, norm
 from splitfg.sites import (
     Recorder,
@@ -35,30 +35,47 @@ from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 @dataclass(frozen=True)
 class DirectPath:
-    """Exact head; what the trunk writes to its residual stream is trained by r = dL/dx at the top of the stream.
+    """Exact head; r = dL/dx at the top of the residual stream trains every module that writes to the stream.
 
     u is pulled back to r through the final norm in closed form. For a writer w = W a + b on the stream,
 
         δ = feedback(r),    ĝ_W = Σ δ aᵀ,    ĝ_b = Σ δ:
 
     no reverse pass, no transposed weight, and with the identity no tangent either. The final norm and the last writer
-    are exact (learned maps are not applied to a last writer that is called once on a strict path); the others are
-    biased by what later blocks make of their writes. The trunk's other parameters get no entry.
+    are exact (learned maps are not applied to a last writer that is called once on a strict path); the others miss the
+    share of the gradient through later blocks. The trunk's other parameters get no entry.
 
     Tied tables get their share as lookup under ``Tied.INCLUDE``.
 
     Args:
-        path: Where the trunk writes; by default what its ``residual_path()`` says.
+        path: The residual stream; by default the trunk's ``residual_path()``.
         feedback: How r becomes the gradient at a writer.
         lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that none
             of that is kept from the first; the estimate is the same. Noise that maps learn from is kept all the same.
         micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
             other noise.
         recorder: Runs the trunk and records what its writers read.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from splitfg import DirectPath, LinearHead, ResidualPath, Split
+        >>> class Residual(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.first, self.block, self.norm = nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        ...     def forward(self, x):
+        ...         x = self.first(x)
+        ...         return self.norm(x + self.block(x.relu()))
+        >>> split = Split(Residual(), LinearHead(nn.Linear(8, 3)))
+        >>> path = ResidualPath(writers=("first", "block"), top="norm")
+        >>> estimate = DirectPath(path)(split, torch.randn(16, 4), torch.randint(0, 3, (16,)))
+        >>> estimate.stats.jvps
+        0
     """
 
     path: ResidualPath | None = None
-    feedback: Feedback = field(default_factory=Identity)
+    feedback: Feedback = field(default_factory=UnchangedFeedback)
     lean: bool = False
     micro_batch: int | None = None
     recorder: Recorder = field(default=record, repr=False)
@@ -100,7 +117,7 @@ class DirectPath:
         if self.path is not None:
             return self.path
         if not isinstance(split.trunk, ResidualTrunk):
-            words = "the trunk does not say where it writes to its residual stream"
+            words = "the trunk has no residual_path()"
             raise SplitError([f"{words}: give path=ResidualPath(...)"])
         return split.trunk.residual_path()
 

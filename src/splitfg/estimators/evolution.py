@@ -28,6 +28,15 @@ class EvolutionStrategy(DrawsByLaw):
         sigma: σ, how far parameters are moved.
         law: What directions are drawn from.
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import EvolutionStrategy
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = EvolutionStrategy(K=4, sigma=1e-3)(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.biased
+        True
     """
 
     K: int = 8

@@ -33,6 +33,15 @@ class ForwardGradient(TangentSettings):
         engine: How the directional derivative of the loss is found.
         combine: How K scores become a gradient.
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import ForwardGradient
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = ForwardGradient(K=4)(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> sorted(estimate.grads) == sorted(split.trained_params())
+        True
     """
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:

@@ -22,6 +22,15 @@ class FrozenTrunk:
 
     Args:
         micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import FrozenTrunk
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = FrozenTrunk()(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> sorted(estimate.grads)
+        ['head.0.bias', 'head.0.weight']
     """
 
     micro_batch: int | None = None
@@ -30,7 +39,7 @@ class FrozenTrunk:
         raise_if(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """The head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Nothing is drawn."""
+        """Compute the head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
         check_batch(split, x, y, generator, tangents=False)
         with torch.no_grad():
             head = HeadPass(split, y)

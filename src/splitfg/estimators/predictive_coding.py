@@ -1,4 +1,4 @@
-"""Predictive coding: latents settle between what the layer below predicts and what the head wants.
+"""Predictive coding: latents settle between the prediction of the layer below and the gradient of the head.
 
 Whittington and Bogacz (2017), Millidge et al. (2022). In the limits of stiff latents, or of small settling
 steps, its weight update is backpropagation's.
@@ -41,6 +41,15 @@ class PredictiveCoding:
         settle_steps: Settling steps per batch; at least the number of layers, or the first ones get nothing.
         settle_rate: γ. Large rates diverge once weights have grown.
         stiffness: κ, the latents' precision relative to the output's.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import PredictiveCoding
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = PredictiveCoding(settle_steps=8)(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> sorted(estimate.grads) == sorted(split.trained_params())
+        True
     """
 
     settle_steps: int = 4
@@ -48,7 +57,6 @@ class PredictiveCoding:
     stiffness: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot settle."""
         found = [] if self.settle_steps >= 1 else [f"settle_steps must be at least 1, got {self.settle_steps}"]
         for name in ("settle_rate", "stiffness"):
             if not getattr(self, name) > 0:
@@ -57,7 +65,7 @@ class PredictiveCoding:
 
     @torch.no_grad()
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """The energy's gradient at settled latents; the loss is that of the plain forward pass. Draws nothing."""
+        """Compute the energy's gradient at settled latents; the loss is that of the forward pass. Draws nothing."""
         check_batch(split, x, y, generator)
         layers = self._layers(split)
         assert isinstance(x, Tensor)

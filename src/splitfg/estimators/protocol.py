@@ -68,6 +68,15 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
         split: The network.
         estimator: Any estimator; a :class:`CompilableEstimator` decides itself what is compiled.
         compile_: Compiles a function.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import SplitFG
+        >>> from splitfg.estimators import compiled
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> fast_split, fast = compiled(split, SplitFG(K=4), lambda function: function)
+        >>> estimate = fast(fast_split, x, y, generator=torch.Generator().manual_seed(0))
     """
     if isinstance(estimator, CompilableEstimator):
         return estimator.compiled(split, compile_)

@@ -44,6 +44,15 @@ class SplitFG(TangentSettings):
         lean: Take u alone before the tangents and the head's gradients after them: the head's outputs are computed
             once more, and its gradients never lie in memory beside a tangent and its activations. The estimate is the
             same.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import SplitFG
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> estimate = SplitFG(K=4)(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimate.stats.jvps, estimate.stats.biased
+        (4, False)
     """
 
     lean: bool = False

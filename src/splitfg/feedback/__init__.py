@@ -1,4 +1,4 @@
-"""What u already tells about the gradient inside a trunk, without a backward pass.
+"""Predictions of gradients inside a trunk from u, without a backward pass.
 
 In a trunk with a residual stream, x_{i+1} = x_i + w_i, every write w_i reaches the top of the stream x_L along the
 identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradient of every write along that path; a
@@ -8,7 +8,7 @@ In any trunk of layers, a :class:`Route` carries u to every layer through maps t
 """
 
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
-from splitfg.feedback._maps import Feedback, Identity, LearnedMaps, MeanJacobian, RandomMaps
+from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, RandomMaps, UnchangedFeedback
 from splitfg.feedback._probes import CoarseReadout, Difference, ForwardDerivative, MismatchedPassError, Probe, Response
 from splitfg.feedback._routes import Direct, Relay, Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
@@ -23,7 +23,6 @@ __all__ = [
     "FixedMaps",
     "ForwardDFA",
     "ForwardDerivative",
-    "Identity",
     "LearnedMaps",
     "MapRule",
     "MeanJacobian",
@@ -36,5 +35,6 @@ __all__ = [
     "Route",
     "Shares",
     "Swept",
+    "UnchangedFeedback",
     "sweep",
 ]

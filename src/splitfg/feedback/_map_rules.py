@@ -58,6 +58,14 @@ class Proximal(_StartsAtZero):
     Args:
         rate: Step towards the least-squares solution, in (0, 1].
         ridge: Weight of the present maps against one measurement.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import Proximal
+        >>> rule, jacobian, e = Proximal(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> maps = rule.initial("layer", 1, 3, 4, e)
+        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
+        torch.Size([1, 3, 4])
     """
 
     rate: float = 1.0
@@ -88,6 +96,14 @@ class DeltaRule(_StartsAtZero):
 
     Args:
         rate: How far a step moves the maps.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import DeltaRule
+        >>> rule, jacobian, e = DeltaRule(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> maps = rule.initial("layer", 1, 3, 4, e)
+        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
+        torch.Size([1, 3, 4])
     """
 
     rate: float = 0.1
@@ -106,10 +122,18 @@ class DeltaRule(_StartsAtZero):
 class ForwardDFA(_StartsAtZero):
     """M ← (1 - rate) M + rate · Tᵀ E / n: the running mean of Bacho and Chu's FDFA, a baseline.
 
-    It does not subtract what the maps explain already, so the noise of all other sites stays in the estimate.
+    It does not subtract the response that the maps predict, so the noise of all other sites stays in the estimate.
 
     Args:
         rate: Weight of one measurement, in (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import ForwardDFA
+        >>> rule, jacobian, e = ForwardDFA(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> maps = rule.initial("layer", 1, 3, 4, e)
+        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
+        torch.Size([1, 3, 4])
     """
 
     rate: float = 0.1
@@ -129,6 +153,14 @@ class FixedMaps(MapRule):
 
     Args:
         seed: Of the maps.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import FixedMaps
+        >>> rule, jacobian, e = FixedMaps(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> maps = rule.initial("layer", 1, 3, 4, e)
+        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
+        torch.Size([1, 3, 4])
     """
 
     seed: int = 0
@@ -154,6 +186,14 @@ class AlignedMaps(FixedMaps):
     Args:
         seed: Of the initial maps.
         rate: Step along the cosine's gradient, relative to the maps' length.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import AlignedMaps
+        >>> rule, jacobian, e = AlignedMaps(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> maps = rule.initial("layer", 1, 3, 4, e)
+        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
+        torch.Size([1, 3, 4])
     """
 
     rate: float = 0.1

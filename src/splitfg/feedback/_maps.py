@@ -18,19 +18,26 @@ class Feedback(ABC):
 
     @property
     def jvps(self) -> int:
-        """Jacobian-vector products a step that it learns from."""
+        """Number of Jacobian-vector products per step."""
         return 0
 
     @abstractmethod
     def at(self, writer: str, r: Tensor) -> Tensor:
-        """The prediction at a writer, with the shape of r."""
+        """Return the prediction at a writer, with the shape of r."""
 
 
-class Identity(Feedback):
-    """The direct path: what r says is taken as it is. Exact where nothing downstream reads what was written."""
+class UnchangedFeedback(Feedback):
+    """The direct path: δ = r, unchanged. Exact for a writer whose output no later block reads.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import UnchangedFeedback
+        >>> UnchangedFeedback().at("block", torch.ones(2))
+        tensor([1., 1.])
+    """
 
     def at(self, writer: str, r: Tensor) -> Tensor:  # noqa: ARG002
-        """R itself."""
+        """Return ``r`` unchanged."""
         return r
 
 
@@ -41,6 +48,12 @@ class RandomMaps(Feedback):
 
     Args:
         seed: Of the matrices.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import RandomMaps
+        >>> RandomMaps(seed=1).at("block", torch.ones(2, 4)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -48,7 +61,7 @@ class RandomMaps(Feedback):
         self._maps: Params = {}
 
     def at(self, writer: str, r: Tensor) -> Tensor:
-        """R through the writer's matrix."""
+        """Return r Bᵀ with the writer's matrix."""
         if writer not in self._maps:
             d = r.shape[-1]
             generator = torch.Generator().manual_seed(self.seed + zlib.crc32(writer.encode()))
@@ -57,11 +70,11 @@ class RandomMaps(Feedback):
 
 
 class LearnedMaps(Feedback):
-    """One that learns from noise on every writer, and how far it moves the top of the stream."""
+    """Feedback that learns from the response of the top of the stream to noise at every writer."""
 
     @property
     def jvps(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     @abstractmethod
@@ -89,11 +102,11 @@ class LearnedMaps(Feedback):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """What has been learned."""
+        """Return the learned maps."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the maps from :meth:`state_dict`."""
 
 
 class MeanJacobian(LearnedMaps):
@@ -109,6 +122,16 @@ class MeanJacobian(LearnedMaps):
 
     Args:
         rate: How far a step moves the maps.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import MeanJacobian
+        >>> maps = MeanJacobian(rate=0.5)
+        >>> noise, jacobian = {"block": [torch.randn(64, 4)]}, torch.randn(4, 4)
+        >>> correlations = maps.correlate(noise, noise["block"][0] @ jacobian)
+        >>> maps.apply(maps.change(correlations, rows=64, noises=4))
+        >>> maps.at("block", torch.ones(2, 4)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(self, rate: float = 0.15) -> None:
@@ -118,11 +141,11 @@ class MeanJacobian(LearnedMaps):
         self._maps: Params = {}
 
     def at(self, writer: str, r: Tensor) -> Tensor:
-        """R through the writer's mean Jacobian."""
+        """Return r J_iᵀ with the writer's map."""
         return r @ self._map(writer, r).to(r.dtype).T
 
     def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
-        """Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
+        """Return Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
         rest = response
         for name, calls in noise.items():
             for e in calls:
@@ -144,11 +167,11 @@ class MeanJacobian(LearnedMaps):
             self._maps.setdefault(name, self._map(name, step)).add_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The maps."""
+        """Return the maps."""
         return dict(self._maps)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the maps from :meth:`state_dict`."""
         self._maps = {name: m.clone() for name, m in state.items()}
 
     def _map(self, writer: str, like: Tensor) -> Tensor:

@@ -101,6 +101,15 @@ class Difference(Probe):
     Args:
         step: ε, relative to the root mean square of what is perturbed.
         central: Take the mean of both directions, two passes with an error O(ε²).
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import Difference
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(probe=Difference(central=True)), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
     """
 
     step: float = 1.0
@@ -133,6 +142,15 @@ class CoarseReadout(Probe):
         bits: Bits of a reading, spread evenly over the range of the tensor; ``None`` for exact readings.
         noise: Standard deviation of the noise of a reading, relative to the tensor's root mean square.
         seed: Of that noise.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import CoarseReadout
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(probe=CoarseReadout(bits=8, noise=0.01)), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
     """
 
     difference: Difference = field(default_factory=Difference)
@@ -147,7 +165,7 @@ class CoarseReadout(Probe):
 
     @property
     def passes(self) -> int:
-        """The difference's."""
+        """Number of passes of the difference."""
         return self.difference.passes
 
     def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:
@@ -180,7 +198,17 @@ class CoarseReadout(Probe):
 
 @dataclass(frozen=True)
 class ForwardDerivative(Probe):
-    """One Jacobian-vector product by forward mode: exact, without a step."""
+    """One Jacobian-vector product by forward mode: exact, without a step.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import ForwardDerivative
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(probe=ForwardDerivative()), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
+    """
 
     @property
     def passes(self) -> int:

@@ -116,10 +116,21 @@ class Relay(Route):
     have converged this *is* the gradient, for any depth: the weights are measured, not read. The feedback waits for the
     layers above, as backpropagation's does; :class:`Direct` does not.
 
-    Known since Akrout et al. (2019) as weight mirrors.
+    Exact in the limit for ``nn.Linear`` and ``nn.Conv2d``. Other layers with ``layer_gradients`` get one linear map
+    over their last dimension, which stays an approximation if they are not linear or differ by row, as in ensembles;
+    give them ``pull_back(x, u)`` for an exact gradient. Known since Akrout et al. (2019) as weight mirrors.
 
     Args:
         rule: How the maps learn.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import Relay
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(route=Relay()), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
     """
 
     def samples(self, tape: Tape) -> int | None:
@@ -183,6 +194,15 @@ class Direct(Route):
 
     Args:
         rule: How the maps learn; :class:`FixedMaps` makes it direct feedback alignment.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import Direct
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(route=Direct()), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
     """
 
     def __init__(self, rule: MapRule | None = None) -> None:

@@ -29,10 +29,10 @@ class IdentityFeedback(FeedbackRecipe):
     """The gradient at the top of the stream, unchanged."""
 
     def build(self) -> Feedback:
-        """Return :class:`~splitfg.feedback.Identity`."""
-        from splitfg.feedback import Identity
+        """Return :class:`~splitfg.feedback.UnchangedFeedback`."""
+        from splitfg.feedback import UnchangedFeedback
 
-        return Identity()
+        return UnchangedFeedback()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where activity tangents are put."""
+"""The layers that activity tangents perturb."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ class Activities:
         top: The module up to which rows do not mix: what it reads is scored. ``None`` where that is h.
         rows: Leading dimensions, of the top and of every layer's output, that number such rows: 1 for samples, 2 for
             the members of an ensemble on each sample.
+
+    Example:
+        >>> from torch import nn
+        >>> from splitfg import Activities
+        >>> trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
+        >>> Activities().names(trunk)
+        ('0', '2')
     """
 
     layers: tuple[str, ...] | None = None
@@ -36,14 +43,14 @@ class Activities:
         raise_if([] if self.rows >= 1 else [f"rows must be at least 1 leading dimension, got {self.rows}"])
 
     def names(self, trunk: nn.Module) -> tuple[str, ...]:
-        """The layers, those without a trained parameter left out, and the top, which is exact."""
+        """Return the names of layers with trained parameters; leaves out the top, which is exact."""
         modules = dict(trunk.named_modules())
         wanted = _outermost(modules) if self.layers is None else self.layers
         trained = (n for n in wanted if any(p.requires_grad for p in modules[n].parameters()))
         return tuple(n for n in trained if n != self.top)
 
     def problems(self, trunk: nn.Module) -> list[str]:
-        """What of it does not fit a trunk."""
+        """List everything that does not fit a trunk."""
         modules = dict(trunk.named_modules())
         wanted = [*(self.layers or ()), *([] if self.top is None else [self.top])]
         found = [f"the trunk has no module named {name!r}" for name in wanted if name not in modules]
@@ -61,7 +68,7 @@ class Activities:
         return found or self._left_out(trunk)
 
     def _left_out(self, trunk: nn.Module) -> list[str]:
-        """Parameters that nobody would train, unless the layers were chosen by name; and having none at all."""
+        """List trained parameters outside all layers, unless the layers were chosen by name."""
         names = self.names(trunk)
         if not names:
             return ["no layer of the trunk is trained: set requires_grad, or use FrozenTrunk()"]
@@ -88,7 +95,7 @@ def _outermost(modules: Mapping[str, nn.Module]) -> list[str]:
 
 @runtime_checkable
 class ActivityTrunk(Protocol):
-    """A trunk that knows where its rows mix."""
+    """A trunk that declares its own activities."""
 
     def activities(self) -> Activities:
-        """Its layers and rows."""
+        """Return the trunk's layers and rows."""

@@ -1,4 +1,4 @@
-"""The gradient of a layer's own parameters from the gradient at what it wrote."""
+"""The gradient of a layer's own parameters from the gradient at its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LocalLayer(Protocol):
     """A layer that knows its own gradient."""
 
     def layer_gradients(self, a: Tensor, delta: Tensor) -> Params:
-        """As the function of that name, for this layer."""
+        """Return the gradients of this layer, as :func:`layer_gradients` does."""
 
 
 def has_layer_gradients(module: nn.Module) -> bool:
@@ -32,15 +32,26 @@ def has_layer_gradients(module: nn.Module) -> bool:
 
 
 def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
-    """dL/dθ of a layer z = layer_θ(a) with δ = dL/dz, by its own parameter names; no tape, nothing of other layers.
+    """Return dL/dθ of a layer z = layer_θ(a) from δ = dL/dz, without a tape.
 
     For z = W a + b: dL/dW = Σ δ aᵀ and dL/db = Σ δ over rows.
 
     Args:
         module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d`` padded by
             numbers of zeros, a norm, or a :class:`LocalLayer`.
-        a: What it read.
-        delta: δ, with the shape of what it wrote.
+        a: The layer's input.
+        delta: δ, with the shape of the output.
+
+    Returns:
+        Gradients by the layer's own parameter names.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from splitfg.sites import layer_gradients
+        >>> grads = layer_gradients(nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3))
+        >>> {name: tuple(g.shape) for name, g in grads.items()}
+        {'weight': (3, 4), 'bias': (3,)}
     """
     if isinstance(module, LocalLayer):
         return module.layer_gradients(a, delta)
@@ -59,7 +70,7 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
 
 
 def under(name: str, own: Params) -> Params:
-    """A module's gradients by the names its owner knows them by."""
+    """Prefix a module's gradients with its name in its owner."""
     return {f"{name}.{parameter}" if name else parameter: g for parameter, g in own.items()}
 
 

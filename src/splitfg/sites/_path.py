@@ -1,4 +1,4 @@
-"""Where a trunk writes to its residual stream."""
+"""The residual stream of a trunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splitfg.sites._pullback import has_pull_back
 
 @dataclass(frozen=True)
 class ResidualPath:
-    """The residual stream of a trunk: who adds to it, and what stands between its top and h.
+    """The residual stream of a trunk: its writers, and the module between its top and h.
 
     x_0 = w_0,  x_{i+1} = x_i + w_{i+1},  h = top(x_L).
 
@@ -31,8 +31,22 @@ class ResidualPath:
             more rows than the stream is read from its first.
         features: The dimension of the stream that holds features, which maps mix; ``None`` for the channels of images
             (dimension 1 of 4) and the last of anything else.
-        strict: Refuse a batch on which the writes do not add up to the top. A stream that is scaled or bent on its way
-            (by ReLU after every block, say) can be trained along all the same.
+        strict: Raise :class:`SplitError` if the writes do not sum to the top. Set it to ``False`` to train along a
+            stream that is scaled or rectified between blocks.
+
+    Example:
+        >>> from torch import nn
+        >>> from splitfg import ResidualPath
+        >>> class Residual(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.first, self.block, self.norm = nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        ...     def forward(self, x):
+        ...         x = self.first(x)
+        ...         return self.norm(x + self.block(x.relu()))
+        >>> path = ResidualPath(writers=("first", "block"), top="norm")
+        >>> path.problems(Residual())
+        []
     """
 
     writers: tuple[str, ...]
@@ -47,18 +61,18 @@ class ResidualPath:
         object.__setattr__(self, "writers", tuple(self.writers))
 
     def features_last(self, stream: Tensor) -> Tensor:
-        """A tensor with the stream's dimensions, its features moved to the end."""
+        """Move the features of a tensor of the stream to the last dimension."""
         return stream.movedim(self._features(stream), -1)
 
     def features_back(self, moved: Tensor) -> Tensor:
-        """The inverse of :meth:`features_last`."""
+        """Invert :meth:`features_last`."""
         return moved.movedim(-1, self._features(moved))
 
     def _features(self, stream: Tensor) -> int:
         return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)
 
     def problems(self, trunk: nn.Module) -> list[str]:
-        """What of it does not fit a trunk."""
+        """List everything that does not fit a trunk."""
         modules, params = dict(trunk.named_modules()), dict(trunk.named_parameters())
         wanted = [*self.writers, *([] if self.top is None else [self.top])]
         found = [f"the path names {name!r}, which is no module of the trunk" for name in wanted if name not in modules]
@@ -87,7 +101,7 @@ class ResidualPath:
 
 @runtime_checkable
 class ResidualTrunk(Protocol):
-    """A trunk that knows its own residual stream."""
+    """A trunk that declares its own residual stream."""
 
     def residual_path(self) -> ResidualPath:
-        """Where it writes."""
+        """Return the residual stream."""

@@ -1,4 +1,4 @@
-"""From u = dL/dh to the gradient at what the last module before h read, in closed form."""
+"""From u = dL/dh to the gradient at the input of the last module before h, in closed form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ClosedForm(Protocol):
     """A module that knows its own pullback."""
 
     def pull_back(self, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
-        """As the function of that name, for this module."""
+        """Pull u back through this module, as :func:`pull_back` does."""
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -32,7 +32,7 @@ def has_pull_back(module: nn.Module) -> bool:
 
 
 def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
-    """Of h = module(x): r = dL/dx, and the gradients of the module's parameters by its own names; exact, no tape.
+    """Return r = dL/dx of h = module(x), and the gradients of the module's parameters by name; exact, no tape.
 
     For a norm, with x̂ = (x - μ) / σ over the n normalised entries and g = γ ⊙ u,
 
@@ -43,8 +43,19 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     Args:
         module: ``nn.LayerNorm``, ``nn.RMSNorm``, ``nn.GroupNorm``, ``nn.ReLU``, ``nn.Identity``, or a
             :class:`ClosedForm`.
-        x: What it read.
-        u: dL/dh; of what the module wrote, which may be flattened on the way to h.
+        x: The module's input.
+        u: dL/dh; h is the module's output, flattened or not.
+
+    Returns:
+        r, and gradients by parameter name.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from splitfg.sites import pull_back
+        >>> r, _ = pull_back(nn.ReLU(), torch.tensor([-1.0, 2.0]), torch.tensor([3.0, 3.0]))
+        >>> r
+        tensor([0., 3.])
     """
     if isinstance(module, ClosedForm):
         return module.pull_back(x, u)
@@ -63,7 +74,7 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
 
 
 def affine_gradients(module: nn.Module, x: Tensor, u: Tensor) -> Params:
-    """Of a norm: dL/dγ = Σ u ⊙ x̂ and dL/dβ = Σ u, of those there are."""
+    """Return dL/dγ = Σ u ⊙ x̂ and dL/dβ = Σ u of a norm, if it has them."""
     found = {}
     x, u = widened(x), widened(u)
     over = (0, *range(2, x.ndim)) if isinstance(module, nn.GroupNorm) else tuple(range(x.ndim + _over(module)[0]))

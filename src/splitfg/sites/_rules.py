@@ -38,7 +38,8 @@ def register_rule(name: str, rule: Rule) -> None:
 
     Args:
         name: The function's own name, such as ``"roll"`` for :func:`torch.roll` and :meth:`torch.Tensor.roll`.
-        rule: Yields ``(input, δ_input)`` pairs from an :class:`~splitfg.sites.Operation` and δ at its output.
+        rule: Yields ``(input, δ_input)`` pairs from an :class:`~splitfg.sites.Operation` and δ at its output, one
+            for every input that depends on trained parameters.
 
     Example:
         >>> from splitfg.sites import register_rule

@@ -1,4 +1,4 @@
-"""Looking at what the modules of a trunk read and write while it runs, and shifting what they write."""
+"""Hooks on the inputs and outputs of a trunk's modules, to record or shift them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from splitfg.types import Params
 
 Tap: TypeAlias = Callable[[str, Tensor, Tensor], Tensor | None]
-"""Called with a module's name, what it read and what it wrote; what it returns, if anything, replaces the latter."""
+"""Called with a module's name, input and output; a return value replaces the output."""
 
 
 @contextmanager
 def tapped(
     trunk: nn.Module, names: Iterable[str], tap: Tap, *, before: Callable[[str, Tensor], None] | None = None
 ) -> Iterator[None]:
-    """While this lasts, ``tap`` sees every call of the named modules, and ``before`` what is about to be read."""
+    """Call ``tap`` after every call of the named modules, and ``before`` with the input of each."""
     handles = []
     for name in names:
         module = trunk.get_submodule(name)
@@ -35,11 +35,11 @@ def tapped(
 def shifted(
     trunk: nn.Module, run: Callable[[], Tensor], names: Iterable[str], top: str | None
 ) -> Callable[[Params], Tensor]:
-    """A function from what is added to the outputs of the named modules to what the top reads.
+    """Return a function from offsets at the outputs of the named modules to the input of the top.
 
     Args:
         trunk: The modules' owner.
-        run: Runs it once, and gives h.
+        run: Runs it once and returns h.
         names: Modules whose outputs are shifted.
         top: The module whose input is wanted; ``None`` for h.
     """

@@ -16,7 +16,7 @@ from splitfg.splitting import Split
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Inputs
 
-# Relative; what adding up in another order makes of it, and no more.
+# Relative; covers the rounding of a sum in another order.
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 _NARROW_ROUNDING = 0.05
 
@@ -49,7 +49,11 @@ def validate_path(split: Split, path: ResidualPath, x: Inputs) -> None:
 
 
 def validate_activities(split: Split, chosen: Activities, x: Inputs) -> None:
-    """Validate activities on the first batch; layers that are not called are ignored."""
+    """Validate activities on the first batch; ignores layers that are not called.
+
+    Raises:
+        SplitError: A later operation overwrites an input of a layer, or h is not the output of the top's module.
+    """
     names = (*chosen.names(split.trunk), *(() if chosen.top is None else (chosen.top,)))
     _once(split, (names, chosen.top), lambda: _problems(split, names, chosen.top, x, lambda _: []))
 
@@ -66,7 +70,7 @@ def _problems(
     if isinstance(seen, list):
         return seen
     if not seen.h.isfinite().all():
-        return []  # said better elsewhere
+        return []  # the check of the loss raises a clearer error
     found = [
         f"what {name} reads is written over before the pass ends: take inplace=True and += out of what follows"
         for name in seen.spoilt

@@ -25,6 +25,12 @@ def example_split(*, dtype: torch.dtype = torch.float64) -> tuple[Split, Tensor,
 
     Args:
         dtype: Of parameters and inputs.
+
+    Example:
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> x.shape, y.shape
+        (torch.Size([12, 5]), torch.Size([12]))
     """
     generator = torch.Generator().manual_seed(0)
     trunk = MLP(_FEATURES, widths=(6, 6), generator=generator).to(dtype)
