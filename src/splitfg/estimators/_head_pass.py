@@ -29,13 +29,13 @@ class HeadPass:
         self._grads: Params = {}
 
     def u(self, part: int, h: Tensor, target: Target) -> Tensor:
-        """dL/dh of a part; parts come in order, and again as often as wanted."""
+        """Return dL/dh of a part; new parts must come in order."""
         if part == len(self._us):
             self._take(h, target)
         return self._us[part]
 
     def result(self) -> HeadGradient:
-        """The whole batch's loss, u (parts joined) and head gradients under the model's names."""
+        """Return the whole batch's loss, u (parts joined) and head gradients under the model's names."""
         assert self._loss is not None
         check_loss(self._loss)
         for h, target in self._waiting:

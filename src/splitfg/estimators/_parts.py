@@ -15,7 +15,7 @@ Batch: TypeAlias = Sequence[tuple[Inputs, Target]]
 
 
 def parts(x: Inputs, y: Target, rows: int | None) -> Iterator[tuple[Inputs, Target]]:
-    """The batch in parts of at most ``rows`` rows; whole if ``None``. Arrays are cut as tensors are."""
+    """Yield the batch in parts of at most ``rows`` rows; whole if ``None``."""
     count = y.shape[0]
     if rows is None or rows >= count:
         yield x, y

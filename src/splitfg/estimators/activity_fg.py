@@ -162,7 +162,7 @@ class ActivityFG:
         guess: Params,
         generator: torch.Generator,
     ) -> tuple[Params, Tensor]:
-        """The estimated gradient at every layer's output, and the K scores summed over rows."""
+        """Return the estimated gradient at every layer's output, and the K scores summed over rows."""
         still = {name: torch.zeros(shape, dtype=r.dtype, device=r.device) for name, shape in shapes.items()}
         deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, []
         for noise in self._noise(still, generator):
@@ -197,10 +197,14 @@ class ActivityFG:
 
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:
-    """What each layer read and the shape of what it wrote, of layers that were called; each must have been once."""
+    """Return the input and the output shape of every called layer.
+
+    Raises:
+        SplitError: A layer is called more than once.
+    """
     raise_if(
         [
-            f"{name} is called twice in one pass, so its activities are not one: leave it out"
+            f"{name} is called twice in a pass, so it has no single activity: leave it out of Activities(layers=...)"
             for name, calls in seen.reads.items()
             if name in names and len(calls) > 1
         ]

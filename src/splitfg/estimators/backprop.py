@@ -109,7 +109,7 @@ class _Reverse:
         return Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
 
     def _through_closed_head(self, batch: Batch, y: Target) -> tuple[Tensor, Params]:
-        """The head in closed form, then reverse mode from u through the trunk."""
+        """Compute the head in closed form, then reverse mode from u through the trunk."""
         head, grads = HeadPass(self.split, y), Params()
         names = set(self._own_names().values())
         leaves = _leaves({n: p for n, p in self.split.trained_params().items() if n in names})

@@ -127,7 +127,7 @@ class DirectPath:
         return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
 
     def _part(self, split: Split, path: ResidualPath, seen: Recording, u: Tensor, x: Inputs) -> Params:
-        """The trunk's gradients of one part of the batch, under the trunk's names."""
+        """Return the trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
         r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
 
@@ -198,7 +198,7 @@ def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Ten
 
 
 def _shared(delta: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient of a parameter that is added to the stream: a sum over what it is broadcast along."""
+    """Return the gradient of a parameter that is added to the stream: a sum over broadcast dimensions."""
     lines = (1,) * (delta.ndim - parameter.ndim) + tuple(parameter.shape)
     along = [i for i, (rows, line) in enumerate(zip(delta.shape, lines, strict=True)) if line == 1 and rows > 1]
     summed = delta.sum(along, keepdim=True) if along else delta

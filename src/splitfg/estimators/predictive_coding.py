@@ -98,7 +98,7 @@ class PredictiveCoding:
         return {name: g for name, g in grads.items() if name in trained}
 
     def _layers(self, split: Split) -> list[nn.Linear]:
-        """The trunk's linear layers.
+        """Return the trunk's linear layers.
 
         Raises:
             SplitError: If the trunk is no :class:`~splitfg.models.MLP`, or too few steps reach its first layer.

@@ -105,7 +105,7 @@ class SplitFG(TangentSettings):
         guess: Tensor | None,
         head: HeadPass,
     ) -> tuple[Tensor, Tensor]:
-        """The trunk's gradient, flat, and the scores."""
+        """Return the trunk's gradient, flat, and the scores."""
         total, scores = self.combine.start(source), []
         for tangents in source:
             d = self._scores(split, batch, params, source.layout.unflatten(tangents), head)

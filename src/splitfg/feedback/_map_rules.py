@@ -14,7 +14,7 @@ from splitfg.errors import raise_if
 
 
 class MapRule(ABC):
-    """How maps learn from perturbations and the responses to them.
+    """A rule by which maps learn from perturbations and the responses to them.
 
     Maps M are ``(groups, out, in)``, perturbations e ``(groups, n, in)`` and responses ``(groups, n, out)``. The
     response to a row e is M e, exactly or in the mean over rows.

@@ -75,5 +75,5 @@ def _pre_hook(name: str, before: Callable[[str, Tensor], None]) -> Callable[...,
 
 
 def _first(args: Any, kwargs: Any) -> Any:
-    """What a module reads, however it is handed over."""
+    """Return the first argument, positional or by keyword."""
     return args[0] if args else next(iter(kwargs.values()))

@@ -136,7 +136,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
 
 
 def _read(parameter: Tensor, stream: Tensor) -> Tensor | None:
-    """What of a parameter is added to a stream: its first rows, where it has more; ``None`` if it does not fit."""
+    """Return the rows of a parameter that are added to a stream, from its first; ``None`` if it does not fit."""
     read = parameter.detach()
     if read.ndim > stream.ndim:
         return None
