@@ -34,7 +34,8 @@ def split(
     A model from :func:`torch.compile` is replaced by its original. Modules and attributes that are set in the model
     later take effect after a split at the last linear layer; other splits keep the model as it was traced.
 
-    Forward mode passes through ``torch.no_grad()`` blocks inside a trunk; use ``.detach()`` to stop a tangent.
+    Use ``.detach()`` to treat values inside a trunk as constants: forward mode passes through ``torch.no_grad()``
+    blocks, and estimators that use it raise on the first batch if h depends on such a block.
 
     Args:
         model: The network; the split shares its parameters and their names.
