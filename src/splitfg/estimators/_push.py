@@ -6,7 +6,7 @@ from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if
-from splitfg.splitting import BlackBoxTrunk, Split, explained, no_grad_problems
+from splitfg.splitting import BlackBoxTrunk, Split, explained, tangent_problems
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
 
@@ -35,7 +35,7 @@ def check_engine(engine: Engine, split: Split) -> None:
     )
 
 
-def check_no_grad(engine: Engine, split: Split, x: Inputs) -> None:
-    """Raise :class:`~splitfg.SplitError` on the first batch if tangents pass through ``torch.no_grad()``."""
+def check_tangents(engine: Engine, split: Split, x: Inputs) -> None:
+    """Raise :class:`~splitfg.SplitError` on the first batch if J·v is not the derivative that backprop computes."""
     if isinstance(engine, ForwardMode) and not skip_checks():
-        split.validate_once("no_grad", lambda: no_grad_problems(split, x))
+        split.validate_once("tangents", lambda: tangent_problems(split, x))

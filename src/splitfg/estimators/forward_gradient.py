@@ -10,7 +10,7 @@ from torch import Tensor
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.estimators._parts import parts
-from splitfg.estimators._push import check_engine, check_no_grad, push
+from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.numerics import norm
 from splitfg.splitting import Split
@@ -48,7 +48,7 @@ class ForwardGradient(TangentSettings):
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         check_batch(split, x, y, generator)
         check_engine(self.engine, split)
-        check_no_grad(self.engine, split, x)
+        check_tangents(self.engine, split, x)
         with torch.no_grad():
             normaliser = _normaliser(split, x, y, self.micro_batch)
             params = split.trained_params()

@@ -13,7 +13,7 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
-from splitfg.estimators._push import check_engine, check_no_grad, push
+from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.numerics import added, norm, widened
 from splitfg.splitting import Split
@@ -77,7 +77,7 @@ class SplitFG(TangentSettings):
         """
         check_batch(split, x, y, generator)
         check_engine(self.engine, split)
-        check_no_grad(self.engine, split, x)
+        check_tangents(self.engine, split, x)
         with torch.no_grad():
             params = _trunk_params(split)
             layout = Layout.of(params)

@@ -3,10 +3,10 @@
 from splitfg.splitting._black_box import BlackBoxTrunk
 from splitfg.splitting._call import Places, call, places_of
 from splitfg.splitting._from_model import split
-from splitfg.splitting._no_grad import no_grad_problems
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._split import Role, Split, Tied, require_split
+from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [
     "BlackBoxTrunk",
@@ -17,11 +17,11 @@ __all__ = [
     "call",
     "explained",
     "names_of",
-    "no_grad_problems",
     "original",
     "places_of",
     "replaced",
     "require_split",
     "split",
     "submodule",
+    "tangent_problems",
 ]

@@ -1,4 +1,4 @@
-"""Validation that no tangent passes through a ``torch.no_grad()`` block of a trunk."""
+"""Validation that tangents pass where gradients do: operators without a rule, and ``torch.no_grad()`` blocks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from splitfg.splitting._split import Split
 from splitfg.types import Inputs
 
 
-def no_grad_problems(split: Split, x: Inputs) -> list[str]:
-    """List modules with a ``torch.no_grad()`` block through which a tangent reaches h.
+def tangent_problems(split: Split, x: Inputs) -> list[str]:
+    """List places of a trunk where forward mode and backprop compute different derivatives.
 
-    Backprop treats the results of such a block as constants, and forward mode does not. Compares J·v with and without
-    the tangents that leave these blocks; blocks that h does not depend on, such as updates of statistics, are fine.
-    Stores nothing for a backward pass.
+    Operators with a backward rule alone, such as a ``torch.library.custom_op``, lose tangents. Backprop treats the
+    results of a ``torch.no_grad()`` block as constants, and forward mode does not: compares J·v with and without the
+    tangents that leave these blocks, so that blocks that h does not depend on pass, such as updates of statistics.
+    Differentiates backward through single operators only, so that memory does not grow with depth.
     """
     watching = _Watching(drop=False)
     try:
         passed = _pushed(split, x, watching)
-        if not watching.modules:
-            return []
+        if watching.lost or not watching.modules:
+            return list(watching.lost.values())
         dropped = _pushed(split, x, _Watching(drop=True))
     except Exception:  # the estimator's own pass explains operators without a forward-mode rule
         return []
@@ -51,17 +52,46 @@ class _Watching(TorchFunctionMode):
         super().__init__()
         self.drop = drop
         self.modules: dict[str, None] = {}
+        self.lost: dict[str, str] = {}
         self.stack: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if torch.is_grad_enabled():
+            if _loses_tangent(func, args, kwargs or {}, result):
+                place = self.stack[-1] if self.stack else "the trunk"
+                self.lost.setdefault(str(func), _lost(place, str(func)))
             return result
         with torch._C.DisableTorchFunction():
             if any(_has_tangent(leaf) for leaf in pytree.tree_leaves(result)):
                 self.modules[self.stack[-1] if self.stack else "the trunk"] = None
                 return pytree.tree_map(_without_tangent, result) if self.drop else result
         return result
+
+
+def _loses_tangent(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Whether an operator drops the tangents of its arguments although backprop differentiates it."""
+    with torch._C.DisableTorchFunction():
+        floats = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point()]
+        given, structure = pytree.tree_flatten((args, kwargs))
+        moving = {i: _without_tangent(t) for i, t in enumerate(given) if _has_tangent(t)}
+        if not floats or not moving or any(_has_tangent(t) for t in floats):
+            return False
+        leaves = [moving[i].detach().clone().requires_grad_() if i in moving else t for i, t in enumerate(given)]
+        own_args, own_kwargs = pytree.tree_unflatten(leaves, structure)
+    try:
+        again = func(*own_args, **own_kwargs)
+    except Exception:  # such as a write in place to a leaf
+        return False
+    return any(isinstance(t, Tensor) and t.requires_grad and not t.is_leaf for t in pytree.tree_leaves(again))
+
+
+def _lost(place: str, operator: str) -> str:
+    return (
+        f"{place}: the operator {operator} has a backward rule and no forward-mode rule, and drops tangents without an"
+        " error: use engine=CentralDifference(), or write it with operators that have one, such as a"
+        " torch.autograd.Function with jvp"
+    )
 
 
 def _has_tangent(value: Any) -> bool:
