@@ -131,7 +131,7 @@ class TestMethods:
     def test_reports_say_why_a_method_does_not_apply(self, diagnosis):
         (path,) = [m for m in diagnosis.methods if m.method == "DirectPath()"]
         assert path.obstacle is not None
-        assert "residual stream" in path.obstacle
+        assert "residual_path" in path.obstacle
         assert "does not apply" in str(path)
 
     def test_the_most_similar_method_is_recommended(self, diagnosis):
