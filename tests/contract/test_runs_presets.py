@@ -14,6 +14,7 @@ import pytest
 from splitfg.errors import DataError
 from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset, Sweep
 from splitfg_lab.runs import RunError, RunFolder, execute, from_json, override, to_json
+from splitfg_lab.runs.config import flatten
 
 SHIPPED = [e for e in EXPERIMENTS if e.runner.startswith("splitfg_lab.")]
 ALL = [pytest.param(e, p, id=f"{e.name}/{p.name}") for e in SHIPPED for p in e.presets]
@@ -21,16 +22,19 @@ EACH = [pytest.param(e, id=e.name) for e in SHIPPED]
 
 
 def stepped() -> list[Any]:
-    """Presets that take two steps: all of them, but of a table other than the smallest one the first alone."""
-    found, tables = [], set()
+    """Presets that take two steps: one of each kind, since presets that differ in numbers alone run the same code.
+
+    Of a table other than the smallest one, the first preset alone.
+    """
+    found = {}
     for experiment in SHIPPED:
         for preset in experiment.presets:
-            key = (experiment.name, getattr(preset.config, "dataset", None))
-            repeated = experiment.name.startswith("tabular") and key[1] != "california" and key in tables
-            tables.add(key)
-            if not repeated:
-                found.append(pytest.param(experiment, preset, id=f"{experiment.name}/{preset.name}"))
-    return found
+            kind = {k: v for k, v in flatten(to_json(preset.config)) if isinstance(v, str | bool | None)}
+            if experiment.name.startswith("tabular") and kind.get("dataset") != "california":
+                kind = {"dataset": kind.get("dataset")}
+            param = pytest.param(experiment, preset, id=f"{experiment.name}/{preset.name}")
+            found.setdefault((experiment.name, str(sorted(kind.items(), key=str))), param)
+    return list(found.values())
 
 
 @pytest.mark.parametrize(("experiment", "preset"), ALL)
