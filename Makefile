@@ -21,6 +21,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# Two workers on two cores: with more threads than that each waits for the other.
+test quick float64 coverage: export OMP_NUM_THREADS = 1
+
 demo: $(READY)
 	$(BIN)/splitfg demo
 

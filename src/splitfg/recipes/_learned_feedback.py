@@ -191,7 +191,13 @@ class DifferenceProbe(ProbeRecipe):
 
 @dataclass(frozen=True)
 class CoarseProbe(ProbeRecipe):
-    """Differences of readings with few bits, or with noise."""
+    """Differences of readings with few bits, or with noise.
+
+    Attributes:
+        step: How far outputs are perturbed, relative to their root mean square.
+        bits: Bits of a reading; ``None`` for exact readings.
+        noise: Standard deviation of a reading's noise, relative to what is read.
+    """
 
     step: float = 1.0
     bits: int | None = None

@@ -71,6 +71,7 @@ EXPERIMENT = Experiment(
     title="Images: step time",
     source="Section 4.3, step time (not in the paper)",
     runner="splitfg_lab.experiments.images_cost.run:run",
+    no_checkpoints=("compiled",),
     presets=(Preset("compiled", "Time of all methods, in turns", ImageCost()),),
     tables=(
         Table(
