@@ -46,7 +46,7 @@ class Standing:
         return "partly" if self.done or self.unfinished else "not run"
 
     def summary(self) -> str:
-        """Return the state in words: ``recorded 3/5, here 1/5, 1 diverged``."""
+        """Return the state as text: ``recorded 3/5, here 1/5, 1 diverged``."""
         parts = [
             self._count("recorded", self.recorded),
             self._count("here", self.local),

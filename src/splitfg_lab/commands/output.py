@@ -71,7 +71,7 @@ def _wrap(line: str, width: int) -> str:
 
 
 def explain(error: OSError) -> str:
-    """Describe an ``OSError`` in words; without a file name it comes from standard output."""
+    """Describe an ``OSError``; without a file name it comes from standard output."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else f"cannot write the output: {reason}"
 
