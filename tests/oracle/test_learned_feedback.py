@@ -22,6 +22,7 @@ from splitfg.feedback import (
     Relay,
     sweep,
 )
+from splitfg.feedback._map_rules import _solve_by_products
 from splitfg.models import GPT, MLP, FlatTrunk, GPTConfig, TabM, resnet20
 from splitfg.sites import record_tape
 
@@ -162,6 +163,21 @@ def test_proximal_steps_never_enlarge_the_error(rows, inputs, rate, ridge, scale
     e = scale * noise(1, rows, inputs, seed=seed + 2) @ noise(1, inputs, inputs, seed=seed + 3)
     moved = maps + Proximal(rate, ridge).change(maps, e, e @ truth.mT)
     assert float((moved - truth).norm()) <= float((maps - truth).norm()) * (1 + 1e-9)
+
+
+@given(rows=st.integers(1, 12), inputs=st.integers(1, 8), ridge=st.floats(1e-4, 10.0), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_proximal_steps_by_products_are_never_longer_than_solved_ones(rows, inputs, ridge, seed):
+    """On GPUs the series replaces the solve; well-conditioned systems get the same answer."""
+    e = noise(1, rows, inputs, seed=seed) @ noise(1, inputs, inputs, seed=seed + 1)
+    matrix = e.mT @ e
+    matrix = matrix + ridge * matrix.diagonal(dim1=-2, dim2=-1).mean() * torch.eye(inputs)
+    approximate, exact = _solve_by_products(matrix, torch.eye(inputs)[None]), torch.linalg.inv(matrix)
+    shares = torch.linalg.eigvals(approximate @ matrix).real
+    assert float(shares.min()) >= -1e-9
+    assert float(shares.max()) <= 1 + 1e-9
+    if float(torch.linalg.cond(matrix)) < 20:
+        assert torch.allclose(approximate, exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", [Proximal(), DeltaRule(0.4), ForwardDFA(0.05), AlignedMaps(rate=0.2)], ids=repr)
