@@ -13,7 +13,7 @@ from splitfg.diagnosis._report import Diagnosis
 from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import raise_if
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
-from splitfg.splitting import BlackBoxTrunk, Split, Tied, require_split
+from splitfg.splitting import ForwardOnlyTrunk, Split, Tied, require_split
 from splitfg.tangents import Layout
 from splitfg.types import Engine, Estimate, Inputs, Params, Target
 
@@ -73,7 +73,7 @@ def diagnose(
         if split.trunk_params()
         else ["the trunk has no trained parameter to diagnose: set requires_grad=True on some"]
     )
-    black_box = isinstance(split.trunk, BlackBoxTrunk)
+    black_box = isinstance(split.trunk, ForwardOnlyTrunk)
     engine = engine or (CentralDifference() if black_box else ForwardMode())
     layout, head = Layout.of(split.trunk_params()), FrozenTrunk()(split, x, y).grads
     trunk_gradient = partial(_trunk_gradient, layout, split.trunk_params(), head)

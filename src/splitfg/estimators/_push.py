@@ -6,7 +6,7 @@ from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if
-from splitfg.splitting import BlackBoxTrunk, Split, explained, tangent_problems
+from splitfg.splitting import ForwardOnlyTrunk, Split, explained, tangent_problems
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
 
@@ -27,12 +27,10 @@ def push(
 
 def check_engine(engine: Engine, split: Split) -> None:
     """Raise :class:`SplitError` if forward mode meets a black box."""
-    blind = isinstance(engine, ForwardMode) and isinstance(split.trunk, BlackBoxTrunk)
-    raise_if(
-        ["forward mode cannot see into a BlackBoxTrunk: use engine=CentralDifference() or OneSidedDifference()"]
-        if blind
-        else []
-    )
+    blind = isinstance(engine, ForwardMode) and isinstance(split.trunk, ForwardOnlyTrunk)
+    kind = type(split.trunk).__name__
+    cure = "use engine=CentralDifference() or OneSidedDifference()"
+    raise_if([f"forward mode cannot see into a {kind}: {cure}"] if blind else [])
 
 
 def check_tangents(engine: Engine, split: Split, x: Inputs) -> None:

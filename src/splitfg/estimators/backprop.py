@@ -15,7 +15,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._settings import ReverseSettings
 from splitfg.numerics import added, each_its_own, norm
-from splitfg.splitting import BlackBoxTrunk, Role, Split, call, names_of, original, places_of, replaced, submodule
+from splitfg.splitting import ForwardOnlyTrunk, Role, Split, call, names_of, original, places_of, replaced, submodule
 from splitfg.splitting.checks import check_batch, check_h, check_loss
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -151,13 +151,10 @@ class _Reverse:
 
 def _check_reverse(split: Split) -> None:
     """Raise :class:`SplitError` for a black box: its gradient would be a silent zero."""
-    if isinstance(split.trunk, BlackBoxTrunk):
-        raise SplitError(
-            [
-                "reverse mode cannot see into a BlackBoxTrunk: use SplitFG(engine=CentralDifference()), or"
-                " FrozenTrunk() for the head alone"
-            ]
-        )
+    if isinstance(split.trunk, ForwardOnlyTrunk):
+        kind = type(split.trunk).__name__
+        cure = "use SplitFG(engine=CentralDifference()), or FrozenTrunk() for the head alone"
+        raise SplitError([f"reverse mode cannot see into a {kind}: {cure}"])
 
 
 def _leaves(params: Params) -> Params:

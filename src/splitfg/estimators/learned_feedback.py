@@ -20,7 +20,7 @@ from splitfg.estimators._settings import kind_problems
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
-from splitfg.sites import Tape, first_samples, record_tape
+from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
 from splitfg.splitting.checks import check_batch, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
@@ -98,9 +98,9 @@ class LearnedFeedback:
 
     def record(self, split: Split, x: Inputs) -> Tape:
         """Run the trunk once and record it."""
-        if not skip_checks():
+        if not skip_checks() and not isinstance(split.trunk, TapedTrunk):
             split.validate_once("functions with their own backward", lambda: _function_problems(split, x))
-        return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split))
+        return _recorded(split, x)
 
     def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
         """Carry u through a recorded pass."""
@@ -122,8 +122,7 @@ class LearnedFeedback:
         noise = self.route.noise(tape, generator)
         if not noise:
             return {}
-        run = partial(split.trunk_function(x), {})
-        response = self.probe(tape, lambda alter: record_tape(split.trunk, run, _trained(split), alter=alter), noise)
+        response = self.probe(tape, partial(_recorded, split, x), noise)
         return self.route.change(tape, noise, response)
 
     def _part(self, x: Inputs, tape: Tape) -> tuple[Inputs, Tape] | None:
@@ -158,6 +157,12 @@ class LearnedFeedback:
             found.append("a BlackBoxTrunk has no layers to learn: use SplitFG(engine=CentralDifference())")
         if found:
             raise SplitError(found)
+
+
+def _recorded(split: Split, x: Inputs, alter: Alter | None = None) -> Tape:
+    if isinstance(split.trunk, TapedTrunk):
+        return split.trunk.tape(x if isinstance(x, tuple) else (x,), _trained(split), alter)
+    return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split), alter=alter)
 
 
 def _trained(split: Split) -> Mapping[int, str]:

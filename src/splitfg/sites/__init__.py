@@ -7,7 +7,7 @@ from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rules import Rule, register_rule, rule_for
-from splitfg.sites._tape import Alter, Operation, Tape, first_samples, layer_operations, record_tape
+from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, first_samples, layer_operations, record_tape
 from splitfg.sites._taps import shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path
 
@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "TapPoints",
     "Tape",
+    "TapedTrunk",
     "activity_problems",
     "first_samples",
     "has_layer_gradients",

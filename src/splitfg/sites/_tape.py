@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,25 @@ class Tape:
         """Whether a tensor depends on a trained parameter."""
         return isinstance(value, Tensor) and id(value) in self._active
 
+    def add(self, operation: Operation) -> None:
+        """Append an operation that depends on a trained parameter."""
+        self.operations.append(operation)
+        self._active.update({id(t): t for t in _tensors(operation.output) if _is_differentiable(t)})
+
+
+@runtime_checkable
+class TapedTrunk(Protocol):
+    """A trunk that makes its own tape, such as one that runs on a device and can only be read."""
+
+    def tape(self, inputs: tuple[Any, ...], trained: Mapping[int, str], alter: Alter | None = None) -> Tape:
+        """Run once and return the tape.
+
+        Args:
+            inputs: One batch.
+            trained: From ``id`` of a trained parameter to its name.
+            alter: Adds to the outputs of operations; called with a scalar zero in place of the output.
+        """
+
 
 def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
     """Return a tape with the values of the first samples of a batch; ``None`` if a value cannot be cut by samples.
@@ -89,8 +108,7 @@ def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
         return None
     for o in tape.operations:
         args, kwargs, output = pytree.tree_map(part, (o.args, dict(o.kwargs), o.output))
-        cut.operations.append(Operation(o.name, o.module, args, kwargs, output))
-        cut._active.update({id(t): t for t in _tensors(output) if _is_differentiable(t)})
+        cut.add(Operation(o.name, o.module, args, kwargs, output))
     return cut
 
 
@@ -192,8 +210,7 @@ class _Recorder(TorchFunctionMode):
         if self._alter is not None:
             altered = self._alter(len(self._tape.operations), operation.output)
             operation = Operation(operation.name, operation.module, operation.args, operation.kwargs, altered)
-        self._tape.operations.append(operation)
-        self._tape._active.update({id(t): t for t in _tensors(operation.output) if _is_differentiable(t)})
+        self._tape.add(operation)
         return operation.output
 
     def trains(self, module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Networks cut at h: splits, cutting a model, black-box trunks, and validation of splits and batches."""
 
-from splitfg.splitting._black_box import BlackBoxTrunk
+from splitfg.splitting._black_box import BlackBoxTrunk, ForwardOnlyTrunk
 from splitfg.splitting._call import Places, call, places_of
 from splitfg.splitting._from_model import split
 from splitfg.splitting._operators import explained
@@ -10,6 +10,7 @@ from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [
     "BlackBoxTrunk",
+    "ForwardOnlyTrunk",
     "Places",
     "Role",
     "Split",

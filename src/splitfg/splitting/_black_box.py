@@ -12,7 +12,11 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.types import Params
 
 
-class BlackBoxTrunk(nn.Module):
+class ForwardOnlyTrunk(nn.Module):
+    """Base class of trunks that can be run and measured, but not differentiated; two runs may differ by noise."""
+
+
+class BlackBoxTrunk(ForwardOnlyTrunk):
     """A trunk h = run(θ, x) that can only be run forward.
 
     The module holds θ as parameters, so that optimizers and checkpoints find them. Estimate its gradient with

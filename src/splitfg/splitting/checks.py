@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
-from splitfg.splitting._black_box import BlackBoxTrunk
+from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import FIRST_BATCH, Split, require_split
 from splitfg.types import Inputs, Target
@@ -168,7 +168,7 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     param = next(iter(split.trained_params().values()))
     arrays = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor) or has_rows(t)]
     tensors = [t for t in arrays if isinstance(t, Tensor)]
-    if len(tensors) < len(arrays) and not isinstance(split.trunk, BlackBoxTrunk):
+    if len(tensors) < len(arrays) and not isinstance(split.trunk, ForwardOnlyTrunk):
         found.append("the inputs contain an array instead of a tensor: use torch.as_tensor(x)")
     if any(len(t.shape) == 0 for t in (*arrays, y)):
         what = "the target" if y.ndim == 0 else "an input"
@@ -206,7 +206,7 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
 
 
 def _first_use_problems(split: Split, x: Inputs) -> list[str]:
-    if isinstance(split.trunk, BlackBoxTrunk):
+    if isinstance(split.trunk, ForwardOnlyTrunk):
         return []  # hardware may be noisy, so that two runs differ
     copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
     try:

@@ -1,0 +1,217 @@
+"""A trunk that runs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.hardware._device import Counts, Device
+from splitfg.hardware._wiring import Node, Wiring, zero
+from splitfg.sites import Alter, Tape
+from splitfg.splitting import ForwardOnlyTrunk
+
+
+class DeviceTrunk(ForwardOnlyTrunk):
+    """A trunk h = device(θ, x): only forward runs, additions to tensors, and readings.
+
+    Its parameters are those of the wiring's layers, under their names, so that optimizers and checkpoints find them.
+    :class:`~splitfg.LearnedFeedback` trains it from two runs a step,
+    :class:`~splitfg.hardware.ActivityPerturbation` from K, and
+    ``SplitFG(engine=CentralDifference())`` perturbs its weights.
+
+    Args:
+        device: Implements :class:`Device`.
+        wiring: Describes it.
+        parameters: Further parameters that functions of the wiring use, by name.
+
+    Attributes:
+        counts: Runs, inferences (rows run forward) and seconds so far.
+
+    Raises:
+        SplitError: If the device lacks a function, or names clash.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.hardware import AnalogDevice, DeviceTrunk, Wiring
+        >>> wiring = Wiring.of(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()))
+        >>> trunk = DeviceTrunk(AnalogDevice(wiring, bits=6), wiring)
+        >>> network = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(8, 3)))
+        >>> x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> estimate = splitfg.LearnedFeedback()(network, x, y, generator=torch.Generator().manual_seed(0))
+        >>> trunk.counts.runs
+        2
+    """
+
+    def __init__(self, device: Device, wiring: Wiring, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
+        super().__init__()
+        found: list[str] = (
+            [] if isinstance(device, Device) else ["the device needs write(params) and run(inputs, add, read)"]
+        )
+        raise_if(found if isinstance(wiring, Wiring) else [*found, "wiring must be a Wiring: see Wiring.of(...)"])
+        self.device, self.wiring, self.counts = device, wiring, Counts()
+        self._memory = _Memory()
+        _register_all(self, wiring, parameters)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Return h at the current parameters, without autograd."""
+        with torch.no_grad():
+            h: Tensor = self.run(inputs, {}, [self.wiring.h])[self.wiring.h]
+            return h
+
+    def run(self, inputs: tuple[Any, ...], add: Mapping[str, Tensor], read: Sequence[str]) -> dict[str, Tensor]:
+        """Write the parameters if they have changed, run the device, and return what was read as tensors.
+
+        Raises:
+            SplitError: The device does not return what it should.
+            NonFiniteError: A reading is NaN or infinite.
+        """
+        params = dict(self.named_parameters())
+        versions = {name: (id(p), p._version) for name, p in params.items()}
+        if versions != self._memory.versions:
+            self.counts.timed_write(self.device, {name: p.detach().clone() for name, p in params.items()})
+            # holding the tensors keeps their ids from being used again
+            self._memory.versions, self._memory.written = versions, params
+        found = self.counts.timed_run(self.device, inputs, add, read)
+        missing = [name for name in read if name not in found]
+        raise_if([f"the device did not return {', '.join(missing)}: return every tensor of `read`"] if missing else [])
+        return {name: self._tensor(name, found[name], len(inputs[0])) for name in read}
+
+    def tape(self, inputs: tuple[Any, ...], trained: Mapping[int, str], alter: Alter | None = None) -> Tape:
+        """Run once with readings; see :class:`~splitfg.sites.TapedTrunk`."""
+        nodes = self.wiring.active(trained)
+        add = _amounts(nodes, alter)
+        values = dict(zip(self.wiring.inputs, (torch.as_tensor(i) for i in inputs), strict=True))
+        readings = self.run(inputs, add, self.wiring.readings(nodes))
+        tape = Tape()
+        for node in nodes:
+            read = readings[node.writes] if node.measured else None
+            operation = node.operation({**values, **readings}, read, add.get(node.writes))
+            readings[node.writes] = operation.output
+            tape.add(operation)
+        tape.h = readings[self.wiring.h]
+        return tape
+
+    def places(self, trained: Mapping[int, str]) -> list[Node]:
+        """Return the nodes of a tape, in order."""
+        return self.wiring.active(trained)
+
+    def problems(self, inputs: tuple[Any, ...], tolerance: float = 1e-3) -> list[str]:
+        """Compare every computed function with the device's own reading, and list those that differ.
+
+        Args:
+            inputs: One batch.
+            tolerance: Largest difference, relative to the largest entry.
+        """
+        trained = {id(p): name for name, p in self.named_parameters() if p.requires_grad}
+        nodes = [node for node in self.places(trained) if not node.measured]
+        tape = self.tape(inputs, trained)
+        computed = {n.writes: o.output for n, o in zip(self.places(trained), tape.operations, strict=True)}
+        readings = self.run(inputs, {}, [n.writes for n in nodes if not n.hidden])
+        return [
+            f"the device computes {name} differently from its wiring: correct the node that writes it"
+            for name, read in readings.items()
+            if (read - computed[name]).abs().max() > tolerance * read.abs().max().clamp_min(1e-6)
+        ]
+
+    def _tensor(self, name: str, value: Any, rows: int) -> Tensor:
+        if not hasattr(value, "shape"):
+            raise SplitError([f"the device returns a {type(value).__name__} for {name}: return a tensor or an array"])
+        like = next(self.parameters(), torch.empty(0))
+        tensor = torch.as_tensor(value)
+        tensor = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        if name == self.wiring.h and (tensor.ndim < 2 or tensor.shape[0] != rows):
+            raise SplitError(
+                [
+                    f"h ({name}) has shape {tuple(tensor.shape)} for {rows} rows: h must have one row per row of the"
+                    " inputs; choose another tensor to cut at"
+                ]
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError([f"{name} is not finite: check the inputs, or lower the learning rate"])
+        return tensor
+
+
+class Twin(nn.Module):
+    """Computes a wiring in torch, with the same parameters: a reference that can run backward.
+
+    Args:
+        wiring: Every node needs a torch function, and every layer its values.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from splitfg.hardware import Twin, Wiring
+        >>> Twin(Wiring.of(nn.Sequential(nn.Linear(4, 8), nn.Tanh())))(torch.randn(2, 4)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, wiring: Wiring, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
+        super().__init__()
+        self.wiring = wiring
+        _register_all(self, wiring, parameters)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return h."""
+        return self.wiring.compute(inputs, {})[self.wiring.h]
+
+
+class _Memory:
+    """Which parameters the device holds; an object of its own, as passes must not change attributes of modules."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, tuple[int, int]] = {}
+        self.written: Mapping[str, Tensor] = {}
+
+
+def _amounts(nodes: Sequence[Node], alter: Alter | None) -> dict[str, Tensor]:
+    """Return the numbers to add, by the name of the tensor that the device adds them to."""
+    found: dict[str, Tensor] = {}
+    if alter is not None:
+        still = zero()
+        for place, node in enumerate(nodes):
+            amount, at = alter(place, still), node.add_at or node.writes
+            if amount is not still:
+                found[at] = found[at] + amount if at in found else amount
+    return found
+
+
+def _holds_values(module: nn.Module) -> bool:
+    return any(not p.is_meta for p in module.parameters())
+
+
+def _register_all(owner: nn.Module, wiring: Wiring, parameters: Mapping[str, nn.Parameter] | None) -> None:
+    for node in wiring.nodes:
+        if node.module is not None and _holds_values(node.module):
+            _register(owner, node.name, node.module)
+    for name, parameter in (parameters or {}).items():
+        _register(owner, name, parameter)
+
+
+def _register(owner: nn.Module, name: str, value: nn.Module | nn.Parameter) -> None:
+    """Register under a dotted name, through plain modules; the same module twice is registered once."""
+    *parents, leaf = name.split(".")
+    for part in parents:
+        child = owner._modules.get(part)
+        if child is None:
+            _require_free(owner, part, name)
+            child = nn.Module()
+            owner.add_module(part, child)
+        owner = child
+    if owner._modules.get(leaf) is value or owner._parameters.get(leaf) is value:
+        return
+    _require_free(owner, leaf, name)
+    if isinstance(value, nn.Module):
+        owner.add_module(leaf, value)
+    else:
+        owner.register_parameter(leaf, value)
+
+
+def _require_free(owner: nn.Module, part: str, name: str) -> None:
+    if not part or hasattr(owner, part):
+        raise SplitError([f"{name!r} cannot name a layer or parameter ({part!r} is taken): choose another name"])

@@ -1,0 +1,33 @@
+"""Networks in ONNX files, trained inside ONNX Runtime. Needs ``pip install 'splitfg[onnx]'``.
+
+Importing this package imports neither torch nor onnx; the first use of a name does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from splitfg.onnx._engine import OnnxDevice
+    from splitfg.onnx._file import OnnxFile
+    from splitfg.onnx._trunk import OnnxTrunk, example_model
+
+__all__ = ["OnnxDevice", "OnnxFile", "OnnxTrunk", "example_model"]
+
+_HOMES = {"OnnxDevice": "_engine", "OnnxFile": "_file", "OnnxTrunk": "_trunk", "example_model": "_trunk"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'splitfg.onnx' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"splitfg.onnx.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("onnx", "onnxruntime"):
+            raise
+        raise ImportError(f"splitfg.onnx.{name} needs onnx and onnxruntime: pip install 'splitfg[onnx]'") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

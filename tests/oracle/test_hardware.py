@@ -1,0 +1,184 @@
+"""Devices that only run forward: their gradients against autograd on the same layers, in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import splitfg
+from splitfg.hardware import ActivityPerturbation, AnalogDevice, DeviceTrunk, Twin, Wiring, function, layer
+
+
+def wired(seed=0):
+    """Two layers, a sum of both and a norm: everything that a wiring may hold."""
+    torch.manual_seed(seed)
+    first, second, norm = nn.Linear(5, 6), nn.Linear(6, 6), nn.LayerNorm(6)
+    nodes = (
+        layer("first", first, reads="x", writes="z1"),
+        function(torch.tanh, "z1", writes="a1"),
+        layer("second", second, reads="a1", writes="z2"),
+        function(torch.add, "z2", "a1", writes="s"),
+        function(norm, "s", name="norm", writes="h"),
+    )
+    for module in (first, second, norm):
+        module.double()
+    return Wiring(nodes, ("x",), "h")
+
+
+def batch(rows=7):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (rows,), generator=generator)
+
+
+@pytest.fixture
+def network():
+    wiring = wired()
+    head = splitfg.LinearHead(nn.Linear(6, 3).double())
+    return splitfg.Split(DeviceTrunk(AnalogDevice(wiring), wiring), head)
+
+
+def exact_gradient(network, x, y):
+    twin = Twin(copy.deepcopy(network.trunk.wiring)).requires_grad_(True)
+    loss = nn.functional.cross_entropy(network.head.predict(twin(x)), y)
+    names = dict(twin.named_parameters())
+    return dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+
+
+def test_learned_feedback_equals_autograd_once_its_maps_have_converged(network):
+    (x, y), estimator, generator = batch(64), splitfg.LearnedFeedback(), torch.Generator().manual_seed(0)
+    for _ in range(80):
+        estimate = estimator(network, x, y, generator=generator)
+        estimator.update_state(network, estimate)
+    for name, g in exact_gradient(network, x, y).items():
+        torch.testing.assert_close(estimate.grads[f"trunk.{name}"], g, rtol=1e-6, atol=1e-9)
+
+
+def test_activity_perturbations_have_the_gradient_as_their_mean(network):
+    (x, y), generator = batch(), torch.Generator().manual_seed(0)
+    estimator = ActivityPerturbation(K=100, step=1e-4)
+    draws = [estimator(network, x, y, generator=generator).grads for _ in range(40)]
+    worst = 0.0
+    for name, g in exact_gradient(network, x, y).items():
+        values = torch.stack([d[f"trunk.{name}"] for d in draws])
+        z = (values.mean(0) - g) / (values.std(0) / len(draws) ** 0.5 + 1e-12)
+        worst = max(worst, float(z.abs().max()))
+    assert worst < 4.8  # t with 39 degrees of freedom, 84 coordinates, p = 0.001 in all
+
+
+def test_a_converged_prediction_leaves_nothing_to_the_noise(network):
+    (x, y), generator = batch(64), torch.Generator().manual_seed(0)
+    for name, p in network.trunk.named_parameters():
+        p.requires_grad_(not name.startswith("norm"))  # the prediction covers layers
+    feedback = splitfg.LearnedFeedback()
+    estimator = ActivityPerturbation(K=1, step=1e-4, prediction=feedback)
+    for _ in range(80):
+        feedback.update_state(network, feedback(network, x, y, generator=generator))
+    estimate = estimator(network, x, y, generator=generator)
+    g = exact_gradient(network, x, y)
+    for name in ("first.weight", "second.weight"):
+        torch.testing.assert_close(estimate.grads[f"trunk.{name}"], g[name], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("central", [True, False])
+def test_inferences_are_counted(network, central):
+    x, y = batch(8)
+    estimator = ActivityPerturbation(K=3, central=central)
+    estimator(network, x, y, generator=torch.Generator().manual_seed(0))
+    assert network.trunk.counts.inferences == 8 * (1 + (6 if central else 3))
+    assert network.trunk.counts.runs == 2
+
+
+def test_weights_are_written_only_when_they_change(network):
+    x, _ = batch()
+    network.h(x)
+    network.h(x)
+    assert network.trunk.counts.writes == 1
+    with torch.no_grad():
+        network.trunk.get_parameter("first.weight").add_(1.0)
+    before = network.h(x)
+    assert network.trunk.counts.writes == 2
+    torch.testing.assert_close(before, Twin(copy.deepcopy(network.trunk.wiring))(x).detach())
+
+
+def test_weight_perturbations_reach_the_device(network):
+    (x, y), generator = batch(), torch.Generator().manual_seed(0)
+    estimator = splitfg.SplitFG(K=500, engine=splitfg.CentralDifference(step=1e-4))
+    estimate = estimator(network, x, y, generator=generator)
+    g = torch.cat([v.flatten() for v in exact_gradient(network, x, y).values()])
+    found = torch.cat([estimate.grads[n].flatten() for n in network.trunk_params()])
+    # the relative error of K tangents in P dimensions is sqrt((P + 1) / K)
+    assert (found - g).norm() / g.norm() < 1.5 * ((len(g) + 1) / 500) ** 0.5
+
+
+def test_the_simulator_rounds_adds_noise_drifts_and_writes_inexactly():
+    wiring, x = wired(), batch(200)[0]
+    exact = AnalogDevice(wiring).run((x,), {}, ["z1", "h"])
+    coarse = AnalogDevice(wiring, bits=3).run((x,), {}, ["h"])["h"]
+    assert len(coarse.unique()) <= 8
+    noisy = AnalogDevice(wiring, noise=0.1).run((x,), {}, ["z1"])["z1"] - exact["z1"]
+    assert noisy.std() / exact["z1"].square().mean().sqrt() == pytest.approx(0.1, rel=0.1)
+    device, weights = AnalogDevice(wiring, write_error=0.2), {"first.weight": torch.ones(6, 5).double()}
+    device.write(weights)
+    assert 0.1 < float((device.run((x,), {}, ["z1"])["z1"] - x @ weights["first.weight"].T).std()) < 2.0
+    drifting = AnalogDevice(wiring, drift=0.01)
+    first = drifting.run((x,), {}, ["h"])["h"]
+    for _ in range(20):
+        last = drifting.run((x,), {}, ["h"])["h"]
+    assert (first - last).norm() > 2 * (first - exact["h"]).norm()
+
+
+def test_numbers_are_added_before_they_are_read():
+    wiring, x = wired(), batch()[0]
+    device, e = AnalogDevice(wiring), torch.ones(7, 6, dtype=torch.float64)
+    plain, moved = device.run((x,), {}, ["z1", "a1"]), device.run((x,), {"z1": e}, ["z1", "a1"])
+    torch.testing.assert_close(moved["z1"], plain["z1"] + 1)
+    torch.testing.assert_close(moved["a1"], torch.tanh(plain["z1"] + 1))
+
+
+def test_problems_name_a_function_that_the_device_computes_differently():
+    wiring = wired()
+
+    class Wrong(AnalogDevice):
+        def run(self, inputs, add, read):
+            found = super().run(inputs, add, read)
+            return {n: v + 1 if n == "a1" else v for n, v in found.items()}
+
+    assert DeviceTrunk(AnalogDevice(wiring), wiring).problems((batch()[0],)) == []
+    found = DeviceTrunk(Wrong(wiring), wiring).problems((batch()[0],))
+    assert len(found) == 1
+    assert "a1" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda w: DeviceTrunk(object(), w), "write"),
+        (lambda w: AnalogDevice(w, bits=0, noise=-1.0), "bits.*|noise"),
+        (lambda w: Wiring(w.nodes[::-1], ("x",), "h"), "before a node writes it"),
+        (lambda w: Wiring(w.nodes, ("x",), "nowhere"), "nowhere"),
+        (lambda w: ActivityPerturbation(K=0, step=-1), "K must"),
+    ],
+)
+def test_bad_devices_raise_with_the_cure(make, words):
+    with pytest.raises(splitfg.SplitError, match=words):
+        make(wired())
+
+
+def test_readings_that_are_not_finite_or_missing_raise():
+    wiring = wired()
+
+    class Broken(AnalogDevice):
+        def run(self, inputs, add, read):
+            return {name: torch.full((len(inputs[0]), 6), torch.nan) for name in read}
+
+    with pytest.raises(splitfg.NonFiniteError, match="h is not finite"):
+        DeviceTrunk(Broken(wiring), wiring)(batch()[0])
+
+    class Silent(AnalogDevice):
+        def run(self, inputs, add, read):
+            return {}
+
+    with pytest.raises(splitfg.SplitError, match="did not return h"):
+        DeviceTrunk(Silent(wiring), wiring)(batch()[0])
