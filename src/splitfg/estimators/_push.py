@@ -6,7 +6,7 @@ from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if
-from splitfg.splitting import ForwardOnlyTrunk, Split, explained, tangent_problems
+from splitfg.splitting import TANGENTS, ForwardOnlyTrunk, Split, explained, tangent_problems
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Engine, Inputs, Params, TrunkFunction
 
@@ -35,5 +35,5 @@ def check_engine(engine: Engine, split: Split) -> None:
 
 def check_tangents(engine: Engine, split: Split, x: Inputs) -> None:
     """Raise :class:`~splitfg.SplitError` on the first batch if J·v is not the derivative that backprop computes."""
-    if isinstance(engine, ForwardMode) and not skip_checks():
-        split.validate_once("tangents", lambda: tangent_problems(split, x))
+    if not engine.biased and not skip_checks() and not isinstance(split.trunk, ForwardOnlyTrunk):
+        split.validate_once(TANGENTS, lambda: tangent_problems(split, x, engine))

@@ -14,7 +14,7 @@ from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._push import check_engine, push
+from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
 from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.feedback import Route
@@ -83,6 +83,7 @@ class ActivityFG:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         check_batch(split, x, y, generator, tangents=False)
         check_engine(self.engine, split)
+        check_tangents(self.engine, split, x)
         chosen = self._activities(split)
         validate_activities(split, chosen, x)
         with torch.no_grad():

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
+from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
+from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
 from splitfg.numerics import added, norm
@@ -94,6 +96,8 @@ class DirectPath:
             head, trunk, learning = HeadPass(split, y), Params(), _MapLearning(self.feedback)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
                 validate_path(split, path, part_x)
+                if isinstance(self.feedback, LearnedMaps):
+                    check_tangents(ForwardMode(), split, part_x)
                 seen = self.recorder(split, part_x, self._points(path), generator)
                 learning.add(seen, path)
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))

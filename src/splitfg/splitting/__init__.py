@@ -5,10 +5,11 @@ from splitfg.splitting._call import Places, call, places_of
 from splitfg.splitting._from_model import split
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
-from splitfg.splitting._split import Role, Split, Tied, require_split
+from splitfg.splitting._split import TANGENTS, Role, Split, Tied, require_split
 from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [
+    "TANGENTS",
     "BlackBoxTrunk",
     "ForwardOnlyTrunk",
     "Places",

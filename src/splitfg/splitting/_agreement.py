@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -12,8 +13,8 @@ from splitfg.heads import Head, LinearHead
 from splitfg.splitting._cut import linears
 from splitfg.types import Inputs
 
-Made: TypeAlias = Sequence[tuple[str, Tensor]]
-"""Outputs of linear layers, by name, in the order of their calls."""
+Made: TypeAlias = Sequence[tuple[str, torch.Size, "weakref.ref[Tensor]"]]
+"""Outputs of linear layers, by name and shape, in the order of their calls; weak, so that memory is free as usual."""
 
 
 def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tensor], x: Inputs) -> str | None:
@@ -42,9 +43,13 @@ def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tenso
 
 def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
     """Run the model, and record the outputs of its linear layers."""
-    made: list[tuple[str, Tensor]] = []
+    made: list[tuple[str, torch.Size, weakref.ref[Tensor]]] = []
+
+    def keep(name: str, output: Tensor) -> None:
+        made.append((name, output.shape, weakref.ref(output)))
+
     handles = [
-        layer.register_forward_hook(lambda *call, name=name: made.append((name, call[-1])))
+        layer.register_forward_hook(lambda *call, name=name: keep(name, call[-1]))
         for name, layer in linears(model).items()
     ]
     try:
@@ -71,15 +76,15 @@ def _same(returned: Tensor, predict: Callable[[Inputs], Tensor], x: Inputs) -> b
 
 def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
     """Whether the named layer was called once and returned the model's very output: equal values may be chance."""
-    own = [output for other, output in made if other == name]
-    return len(own) == 1 and own[0] is returned
+    own = [output for other, _, output in made if other == name]
+    return len(own) == 1 and own[0]() is returned
 
 
 def _what_differs(readout: str | None, returned: Tensor, made: Made) -> str:
-    makers = [name for name, output in made if output is returned and name != readout]
+    makers = [name for name, _, output in made if output() is returned and name != readout]
     if readout and makers:
         return f"the model's outputs come from {makers[0]}, not from {readout}: cut there with at={makers[0]!r}"
-    if any(name == readout and output.shape == (*returned.shape, 1) for name, output in made):
+    if any(name == readout and shape == (*returned.shape, 1) for name, shape, _ in made):
         return _squeezed(returned)
     return (
         f"trunk and head, cut at {readout or 'at=...'}, do not compute the model's outputs: another operation follows"

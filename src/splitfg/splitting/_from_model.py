@@ -24,6 +24,7 @@ def split(
     head: Callable[[nn.Module, OutputLoss], Head] | None = None,
     tied: Tied | str | None = None,
     example: Inputs | None = None,
+    check: bool = True,
 ) -> Split:
     """Split a model at one of its modules.
 
@@ -35,7 +36,9 @@ def split(
     later take effect after a split at the last linear layer; other splits keep the model as it was traced.
 
     Use ``.detach()`` to treat values inside a trunk as constants: forward mode passes through ``torch.no_grad()``
-    blocks, and estimators that use it raise on the first batch if h depends on such a block.
+    blocks, and estimators that use it raise on the first batch if h depends on such a block. That batch compares one
+    directional derivative with a finite difference; ``check=False`` skips this and all other validations that run the
+    network.
 
     Args:
         model: The network; the split shares its parameters and their names.
@@ -44,6 +47,7 @@ def split(
         head: Makes the head from the part after h, e.g. ``ReverseModeHead`` or ``ProbedHead``.
         tied: Policy for parameters that trunk and head share.
         example: Inputs to validate the cut with now; by default the first batch validates it.
+        check: Whether the first batch validates the network numerically: its cut, its determinism, and its derivatives.
 
     Returns:
         The split, with ``split.model is model``.
@@ -69,12 +73,12 @@ def split(
     layer = submodule(model, name)
     if head is None and is_readout(model, name, graph) and has_closed_form(layer):
         assert isinstance(layer, nn.Linear)
-        result = Split(without(model, name), LinearHead(layer, loss=loss), tied=tied, model=model)
+        result = Split(without(model, name), LinearHead(layer, loss=loss), tied=tied, model=model, check=check)
     elif head is None and at is None:
         raise SplitError([_no_closed_form(name, layer)])
     else:
         trunk, rest = cut_at(model, name)
-        result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model)
+        result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model, check=check)
     problem = None if example is None else result.disagreement(example)
     raise_if([] if problem is None else [problem])
     return result

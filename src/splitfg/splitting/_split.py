@@ -21,6 +21,9 @@ from splitfg.types import Inputs, Params, Target, TrunkFunction
 FIRST_BATCH = "first batch"
 """Key of the validation of a split's first batch; see :meth:`Split.validate_once`."""
 
+TANGENTS = "tangents"
+"""Key of the comparison of J·v with a finite difference."""
+
 
 class Tied(Enum):
     """Policy for a parameter that both trunk and head use, such as a tied vocabulary table.
@@ -63,6 +66,7 @@ class Split:
         tied: Policy for parameters that both use, or its value as a string; required if there are any.
         model: The module that owns both, if one exists; by default a new one, whose parameter names start with
             ``trunk.`` and ``head.``.
+        check: Whether the first batch validates the network numerically; see :meth:`validate_once`.
 
     Raises:
         SplitError: If a part has the wrong type, trunk and head share parameters without a policy, no parameter
@@ -80,10 +84,16 @@ class Split:
     """
 
     def __init__(
-        self, trunk: nn.Module, head: Head, *, tied: Tied | str | None = None, model: nn.Module | None = None
+        self,
+        trunk: nn.Module,
+        head: Head,
+        *,
+        tied: Tied | str | None = None,
+        model: nn.Module | None = None,
+        check: bool = True,
     ) -> None:
         raise_if(_part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
-        self.trunk, self.head, self.tied = trunk, head, _policy(tied)
+        self.trunk, self.head, self.tied, self.check = trunk, head, _policy(tied), check
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
@@ -115,6 +125,8 @@ class Split:
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
         """Run a validation that needs a batch, unless it has passed before in the present training mode.
 
+        Does nothing for a split with ``check=False``.
+
         Args:
             key: Identifies the validation.
             problems: Lists all problems.
@@ -123,7 +135,7 @@ class Split:
             SplitError: If there are problems.
         """
         in_this_mode = (key, self.training_flags())
-        if in_this_mode not in self._validated:
+        if self.check and in_this_mode not in self._validated:
             with preserved(self.trunk, self.head, self.model):
                 raise_if(problems())
             self._validated.add(in_this_mode)
@@ -135,10 +147,10 @@ class Split:
             trunk: Computes the same function as this split's trunk, with the same parameters.
             head: Computes the same function as this split's head, with the same parameters.
         """
-        twin = Split(trunk, head, tied=self.tied, model=self.model)
+        twin = Split(trunk, head, tied=self.tied, model=self.model, check=self.check)
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
-        twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, *passed}}
+        twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, *passed}}
         return twin
 
     def count(self, *roles: Role) -> int:
