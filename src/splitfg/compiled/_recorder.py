@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.sites import Recording, TapPoints, record, record_run
 from splitfg.splitting import Split
+from splitfg.tangents import row_noise
 from splitfg.types import Inputs, Params
 
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -71,7 +72,7 @@ class _Pass:
         noise: dict[str, list[Tensor]] = defaultdict(list)
         drawn = []
         for name, like in self.moved:
-            drawn.append(torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator))
+            drawn.append(row_noise(like, generator))
             noise[name].append(drawn[-1])
         h, reads, response = self.run(params, tensors, drawn)
         return Recording(h, reads, self.wrote, noise, response)

@@ -8,6 +8,7 @@ from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
 from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.estimators.partial import Partial, PartialEstimator, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
 from splitfg.estimators.split_fg import SplitFG
@@ -26,8 +27,11 @@ __all__ = [
     "LearnedFeedback",
     "LearningEstimator",
     "Mean",
+    "Partial",
+    "PartialEstimator",
     "PredictiveCoding",
     "Projection",
+    "Share",
     "SplitFG",
     "Stateful",
     "compiled",

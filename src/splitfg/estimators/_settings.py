@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TypeGuard
 
 import torch
+from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
@@ -68,12 +69,65 @@ class TangentSettings(DrawsByLaw):
         """Whether the estimate is biased by construction."""
         return self.combine.biased or self.engine.biased
 
-    def source(self, layout: Layout, generator: torch.Generator) -> TangentSource:
+    @property
+    def score_count(self) -> int:
+        """Return K."""
+        return self.K
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Return ``False``: tangents do not depend on rows."""
+        return False
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Return ``False``."""
+        return False
+
+    def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
+        """Combine scores and the tangents that the generator draws to the estimated part of the gradient.
+
+        Processes that share a seed need to send each other no more than these K numbers.
+
+        Args:
+            split: The network.
+            scores: The K scores of an estimate, ``estimate.stats.scores``.
+            generator: In the state from which that estimate was drawn; advanced by K tangents.
+
+        Returns:
+            Gradients by the names of the parameters that tangents are drawn for. Bit for bit those of the estimate,
+            if it was made without a prediction.
+
+        Raises:
+            SplitError: If there are not K scores.
+        """
+        raise_if([] if tuple(scores.shape) == (self.K,) else [f"scores has shape {tuple(scores.shape)}: pass {self.K}"])
+        layout = Layout.of(self.drawn_for(split))
+        source = self.source(layout, generator)
+        with torch.no_grad():
+            total = self.combine.start(source)
+            for tangents, d in zip(source, scores.to(layout.device).split(source.chunk_sizes), strict=True):
+                total.add(tangents, d)
+            return layout.unflatten(total.result())
+
+    def from_source(self, source: TangentSource, scores: Tensor) -> Params:
+        """Combine scores with tangents of a source that remembers them."""
+        total = self.combine.start(source)
+        for index, d in enumerate(scores.split(source.chunk_sizes)):
+            total.add(source.again(index), d)
+        return source.layout.unflatten(total.result())
+
+    def source(self, layout: Layout, generator: torch.Generator, *, remember: bool = False) -> TangentSource:
         """Return the K tangents of one estimate."""
         if not isinstance(generator, torch.Generator):
             raise SplitError(["tangents are drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
-        chunk, remember = self.engine.chunk, self.combine.looks_back
-        return TangentSource(self.law, layout, self.K, chunk, generator, remember=remember)
+        chunk, again = self.engine.chunk, remember or self.combine.looks_back
+        return TangentSource(self.law, layout, self.K, chunk, generator, remember=again)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
 from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.feedback import Route
 from splitfg.numerics import added, norm
 from splitfg.sites import (
@@ -35,6 +36,7 @@ from splitfg.sites import (
 )
 from splitfg.splitting import Split
 from splitfg.splitting.checks import check_batch, check_loss, skip_checks
+from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
 
@@ -81,6 +83,30 @@ class ActivityFG:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+
+    @property
+    def score_count(self) -> int:
+        """Return K."""
+        return self.K
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Whether a prediction learns from all rows."""
+        return self.prediction is not None
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         check_batch(split, x, y, generator, tangents=False)
         check_engine(self.engine, split)
         check_tangents(self.engine, split, x)
@@ -96,14 +122,14 @@ class ActivityFG:
             r, grads = head.u(0, seen.h, y), Params()
             if chosen.top is not None:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
-                grads = under(chosen.top, own)
+                grads = share.once(under(chosen.top, own))
             f = shifted(split.trunk, partial(split.trunk_function(x), {}), inputs, chosen.top)
-            guess, change = self._guess(split, x, head.u(0, seen.h, y), shapes, generator)
-            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, guess, generator)
+            guess, change = self._guess(split, x, head.u(0, seen.h, y), shapes, generator, share)
+            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, guess, generator, share)
             for name, a in inputs.items():
                 own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
                 grads.update(under(name, own))
-            return self._assembled(split.named_trunk_grads(grads), scores, head, change)
+            return self._assembled(split.named_trunk_grads(grads), scores, head, change, share)
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ActivityFG]:
         """Compile the recorded pass and the head; tangents are pushed in eager code."""
@@ -119,7 +145,13 @@ class ActivityFG:
             self.prediction.update_state(split, estimate)
 
     def _guess(
-        self, split: Split, x: Inputs, u: Tensor, shapes: Mapping[str, torch.Size], generator: torch.Generator
+        self,
+        split: Split,
+        x: Inputs,
+        u: Tensor,
+        shapes: Mapping[str, torch.Size],
+        generator: torch.Generator,
+        share: Share,
     ) -> tuple[Params, Params]:
         """Return predicted δ by layer, and the change of the maps; nothing without a prediction."""
         if self.prediction is None:
@@ -127,7 +159,7 @@ class ActivityFG:
         tape = self.prediction.record(split, x)
         swept = self.prediction.sweep(split, tape, u)
         named = {tape.operations[place].name: delta for place, delta in swept.deltas.items()}
-        change = self.prediction.learn(split, x, tape, generator)
+        change = self.prediction.learn_from_all(split, x, tape, generator, share)
         return {name: delta for name, delta in named.items() if name in shapes}, change
 
     def _activities(self, split: Split) -> Activities:
@@ -162,39 +194,52 @@ class ActivityFG:
         rows: int,
         guess: Params,
         generator: torch.Generator,
+        share: Share,
     ) -> tuple[Params, Tensor]:
-        """Return the estimated gradient at every layer's output, and the K scores summed over rows."""
+        """Return the estimated gradient at every layer's output, and the K scores summed over rows.
+
+        Sums run over this process's share of the tangents; its scores are zero for the others.
+        """
         still = {name: torch.zeros(shape, dtype=r.dtype, device=r.device) for name, shape in shapes.items()}
-        deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, []
-        for noise in self._noise(still, generator):
+        deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, r.new_zeros(self.K)
+        for start, drawn in self._noise(still, generator):
+            own = share.within(start, start + len(next(iter(drawn.values()))), self.K)
+            noise = {name: e[own] for name, e in drawn.items()}
+            del drawn
+            if own.start == own.stop:
+                continue
             _, response = push(self.engine, f, still, noise, split=split, x=x)
             d = (response * r).flatten(1 + rows).sum(-1) if r.ndim > rows else response * r  # (c, *rows)
-            scores.append(d.flatten(1).sum(1))
+            scores[start + own.start : start + own.stop] = d.flatten(1).sum(1)
             for name, p in guess.items():
                 d = d - (noise[name] * p).flatten(1 + rows).sum(-1)
             for name, e in noise.items():
                 deltas[name] += (d.view(*d.shape, *[1] * (e.ndim - d.ndim)) * e).sum(0) / self.K
             del noise, e  # before the next ones are drawn
-        return added(deltas, guess), torch.cat(scores)
+        return added(deltas, share.once(guess)), scores
 
-    def _noise(self, like: Params, generator: torch.Generator) -> Iterator[Params]:
-        """Unit noise for every layer, ``chunk`` tangents at a time; the same numbers whatever the chunk."""
+    def _noise(self, like: Params, generator: torch.Generator) -> Iterator[tuple[int, Params]]:
+        """Yield unit noise for every layer, ``chunk`` tangents at a time, each chunk with the number of its first.
+
+        The numbers do not depend on the chunk size.
+        """
         if not isinstance(generator, torch.Generator):
             raise SplitError(["tangents are drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
         chunk = self.engine.chunk or self.K
         for start in range(0, self.K, chunk):
             drawn = [
-                {n: torch.randn(z.shape, dtype=z.dtype, device=z.device, generator=generator) for n, z in like.items()}
+                {name: row_noise(z, generator) for name, z in like.items()}
                 for _ in range(start, min(start + chunk, self.K))
             ]
-            yield {name: torch.stack([tangent[name] for tangent in drawn]) for name in like}
+            yield start, {name: torch.stack([tangent[name] for tangent in drawn]) for name in like}
 
-    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass, change: Params) -> Estimate:
+    def _assembled(self, trunk: Params, scores: Tensor, head: HeadPass, change: Params, share: Share) -> Partial:
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
+        grads = added(share.once(exact.grads), trunk)
+        return Partial(exact.loss, grads, stats, state_update=change)
 
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
+from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
 from splitfg.numerics import added, norm
 from splitfg.sites import (
@@ -88,6 +90,32 @@ class DirectPath:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
+        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+
+    @property
+    def score_count(self) -> int:
+        """Return 0."""
+        return 0
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``False``: there are none."""
+        return False
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Whether learned maps draw noise."""
+        return isinstance(self.feedback, LearnedMaps)
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Return ``False``: what the maps learn from adds up over rows."""
+        return False
+
+    def part(
+        self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
+    ) -> Partial:
+        """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
         if isinstance(self.feedback, LearnedMaps) and generator is None:
@@ -102,7 +130,7 @@ class DirectPath:
                 learning.add(seen, path)
                 trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
                 del seen  # before the next part is
-            return self._assembled(split.named_trunk_grads(trunk), learning.result(), head)
+            return self._assembled(split.named_trunk_grads(trunk), learning, head, share)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""
@@ -156,11 +184,18 @@ class DirectPath:
         beside = {p: _shared(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
-    def _assembled(self, trunk: Params, change: Params, head: HeadPass) -> Estimate:
+    def _assembled(self, trunk: Params, learning: _MapLearning, head: HeadPass, share: Share) -> Partial:
         exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
+        grads = added(exact.grads, trunk)
+        complete = partial(_with_change, learning, share)
+        return Partial(exact.loss, grads, stats, sums=learning.found, complete=complete)
+
+
+def _with_change(learning: _MapLearning, share: Share, split: Split, total: Partial) -> Estimate:
+    """Complete an estimate with the change of the maps, from the correlations of all rows."""
+    return replace(total, complete=None, state_update=learning.change(total.sums, share)).completed(split)
 
 
 class _MapLearning:
@@ -168,7 +203,7 @@ class _MapLearning:
 
     def __init__(self, feedback: Feedback) -> None:
         self._maps = feedback if isinstance(feedback, LearnedMaps) else None
-        self._found, self._rows, self._noises = Params(), 0, 0
+        self.found, self._rows, self._noises = Params(), 0, 0
 
     def add(self, seen: Recording, path: ResidualPath) -> None:
         if self._maps is None or seen.response is None:
@@ -178,13 +213,13 @@ class _MapLearning:
         exact = _exact_writer(path, seen)
         if exact is not None:
             response = response - noise.pop(exact)[0]
-        self._found = added(self._found, self._maps.correlate(noise, response))
+        self.found = added(self.found, self._maps.correlate(noise, response))
         self._rows += response[..., 0].numel()
         self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
 
-    def result(self) -> Params:
-        """Return the change of the maps; empty if they are not learned."""
-        return {} if self._maps is None else self._maps.change(self._found, rows=self._rows, noises=self._noises)
+    def change(self, found: Params, share: Share) -> Params:
+        """Return the change of the maps, from the correlations of all rows; empty if they are not learned."""
+        return {} if self._maps is None else self._maps.change(found, rows=share.total(self._rows), noises=self._noises)
 
 
 def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from splitfg.engines import CentralDifference
 from splitfg.errors import raise_if
 from splitfg.estimators._settings import DrawsByLaw, micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
+from splitfg.estimators.partial import Partial, Share
 from splitfg.splitting import Split
 from splitfg.tangents import Gaussian, TangentLaw
-from splitfg.types import Estimate, Inputs, Target
+from splitfg.types import Estimate, Inputs, Params, Target
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,36 @@ class EvolutionStrategy(DrawsByLaw):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        return self._over_all()(split, x, y, generator=generator)
+
+    @property
+    def score_count(self) -> int:
+        """Return K."""
+        return self.K
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Return ``False``: directions do not depend on rows."""
+        return False
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Return ``False``."""
+        return False
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return self._over_all().part(split, x, y, generator=generator, share=share)
+
+    def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
+        """Combine scores and directions; see :meth:`splitfg.SplitFG.from_scores`."""
+        return self._over_all().from_scores(split, scores, generator=generator)
+
+    def _over_all(self) -> ForwardGradient:
         engine = CentralDifference(step=self.sigma)
-        whole = ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)
-        return whole(split, x, y, generator=generator)
+        return ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from splitfg.engines import ForwardMode
 from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import norm
 from splitfg.splitting import Split
 from splitfg.splitting.checks import check_batch, check_h, check_loss, skip_checks
-from splitfg.tangents import Layout
-from splitfg.types import Estimate, Inputs, Stats, Target
+from splitfg.tangents import Layout, TangentSource
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
 @dataclass(frozen=True)
@@ -46,33 +48,60 @@ class ForwardGradient(TangentSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        check_batch(split, x, y, generator)
-        check_engine(self.engine, split)
-        check_tangents(self.engine, split, x)
+        self._validate(split, x, y, generator)
         with torch.no_grad():
-            normaliser = _normaliser(split, x, y, self.micro_batch)
             params = split.trained_params()
-            layout = Layout.of(params)
-            source = self.source(layout, generator)
+            source = self.source(Layout.of(params), generator)
             total, scores = self.combine.start(source), []
-            loss = torch.zeros((), dtype=layout.dtype, device=layout.device)
+            normaliser = _normaliser(split, x, y, self.micro_batch)
             for tangents in source:
-                loss, d = torch.zeros_like(loss), loss.new_zeros(tangents.shape[0])
-                for part_x, part_y in parts(x, y, self.micro_batch):
-                    f = split.loss_function(part_x, part_y, normaliser)
-                    part_loss, part_d = push(self.engine, f, params, layout.unflatten(tangents), split=split, x=part_x)
-                    loss, d = loss + part_loss, d + part_d
+                loss, d = self._pushed(split, x, y, normaliser, source.layout, tangents)
                 scores.append(d)
                 total.add(tangents, d)
             check_loss(loss, torch.cat(scores))
-            grads = layout.unflatten(total.result())
-            stats = Stats(
-                jvps=self.K,
-                biased=self.biased,
-                scores=torch.cat(scores),
-                norms={"all": norm(grads)},
-            )
-            return Estimate(loss, grads, stats)
+            return self._assembled(loss, source.layout.unflatten(total.result()), torch.cat(scores))
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
+        self._validate(split, x, y, generator)
+        with torch.no_grad():
+            source = self.source(Layout.of(split.trained_params()), generator, remember=True)
+            normaliser = _normaliser(split, x, y, self.micro_batch)
+            loss, scores, start = torch.zeros(()), [], 0
+            for tangents in source:
+                own = share.within(start, start + len(tangents), self.K)
+                start += len(tangents)
+                d = tangents.new_zeros(len(tangents))
+                if len(tangents[own]):
+                    loss, d[own] = self._pushed(split, x, y, normaliser, source.layout, tangents[own])
+                scores.append(d)
+            check_loss(loss, torch.cat(scores))
+            stats = Stats(jvps=self.K, biased=self.biased, scores=torch.cat(scores))
+            return Partial(loss, {}, stats, complete=partial(self._completed, source))
+
+    def _validate(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> None:
+        check_batch(split, x, y, generator)
+        check_engine(self.engine, split)
+        check_tangents(self.engine, split, x)
+
+    def _pushed(
+        self, split: Split, x: Inputs, y: Target, normaliser: Tensor, layout: Layout, tangents: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and its derivatives along the tangents ``(c, P)``, shape ``(c,)``."""
+        loss, d = tangents.new_zeros(()), tangents.new_zeros(tangents.shape[0])
+        params, by_name = split.trained_params(), layout.unflatten(tangents)
+        for part_x, part_y in parts(x, y, self.micro_batch):
+            f = split.loss_function(part_x, part_y, normaliser)
+            part_loss, part_d = push(self.engine, f, params, by_name, split=split, x=part_x)
+            loss, d = loss + part_loss, d + part_d
+        return loss, d
+
+    def _completed(self, source: TangentSource, split: Split, total: Partial) -> Estimate:  # noqa: ARG002
+        return self._assembled(total.loss, self.from_source(source, total.stats.scores), total.stats.scores)
+
+    def _assembled(self, loss: Tensor, grads: Params, scores: Tensor) -> Estimate:
+        stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms={"all": norm(grads)})
+        return Estimate(loss, grads, stats)
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ForwardGradient]:
         """Compile the engine, which pushes through trunk and head; other engines get a compiled trunk and head."""

@@ -17,6 +17,7 @@ from splitfg.compiled import Compile, with_compiled_head
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
+from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
@@ -70,19 +71,47 @@ class LearnedFeedback:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+
+    @property
+    def score_count(self) -> int:
+        """Return 0."""
+        return 0
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``False``."""
+        return False
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Return ``False``: every process measures responses on the same rows."""
+        return False
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Return ``True``: the maps learn from the rows of all processes."""
+        return True
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`.
+
+        Every process changes its maps alike: each measures the same response, on as many of all rows as the route
+        needs.
+        """
         check_batch(split, x, y, generator, tangents=False)
         self._check(split, generator)
         with torch.no_grad():
             tape = self.record(split, x)
             head = HeadPass(split, y)
             swept = self.sweep(split, tape, head.u(0, tape.h, y))
-            change = self.learn(split, x, tape, generator)
+            change = self.learn_from_all(split, x, tape, generator, share)
             trunk = split.named_trunk_grads(swept.grads)
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=jvps + self.probe.passes, biased=True, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
+        return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
 
     def learned_state(self) -> dict[str, Route]:
         """Return the maps."""
@@ -105,6 +134,12 @@ class LearnedFeedback:
     def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
         """Carry u through a recorded pass."""
         return sweep(tape, u, self.route, _trained(split))
+
+    def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
+        """Return the change of the maps from the rows of all processes; see :meth:`learn`."""
+        if share.inputs is None:
+            return self.learn(split, x, tape, generator)
+        return self.learn(split, share.inputs, self.record(split, share.inputs), generator)
 
     def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
         """Measure the response to noise, and return the change of the maps; empty if there are none to learn."""

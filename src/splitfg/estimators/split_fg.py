@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import added, norm, widened
 from splitfg.splitting import Split
 from splitfg.splitting.checks import check_batch, check_loss, skip_checks
@@ -75,9 +77,7 @@ class SplitFG(TangentSettings):
             generator: Draws the tangents.
             prediction: A guess of the trunk's gradient, keyed by parameter name; missing names count as zero.
         """
-        check_batch(split, x, y, generator)
-        check_engine(self.engine, split)
-        check_tangents(self.engine, split, x)
+        self._validate(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
             layout = Layout.of(params)
@@ -86,6 +86,20 @@ class SplitFG(TangentSettings):
             head = HeadPass(split, y, lean=self.lean)
             flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
             return self._assembled(layout.unflatten(flat), scores, head)
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute scores and the head's gradient; see :class:`~splitfg.estimators.PartialEstimator`."""
+        self._validate(split, x, y, generator)
+        with torch.no_grad():
+            params = _trunk_params(split)
+            source = self.source(Layout.of(params), generator, remember=True)
+            batch, head = list(parts(x, y, self.micro_batch)), HeadPass(split, y, lean=self.lean)
+            scores = self._own_scores(split, batch, params, source, head, share)
+            exact = head.result()
+            check_loss(exact.loss, scores)
+            norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
+            stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
+            return Partial(exact.loss, share.once(exact.grads), stats, complete=partial(self._completed, source))
 
     def drawn_for(self, split: Split) -> Params:
         """Return the trunk's trained parameters."""
@@ -96,6 +110,39 @@ class SplitFG(TangentSettings):
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
         return with_compiled_head(split, compile_), replace(self, engine=CompiledEngine(self.engine, compile_))
+
+    def _validate(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> None:
+        check_batch(split, x, y, generator)
+        check_engine(self.engine, split)
+        check_tangents(self.engine, split, x)
+
+    def _own_scores(
+        self,
+        split: Split,
+        batch: Batch,
+        params: Params,
+        source: TangentSource,
+        head: HeadPass,
+        share: Share,
+    ) -> Tensor:
+        """Return the K scores, zero for the tangents of other processes."""
+        scores, start = [], 0
+        for tangents in source:
+            own = tangents[share.within(start, start + len(tangents), self.K)]
+            start += len(tangents)
+            d = widened(tangents.new_zeros(len(tangents)))
+            if len(own):
+                found = self._scores(split, batch, params, source.layout.unflatten(own), head)
+                d = d.to(found.dtype)
+                d[share.within(start - len(tangents), start, self.K)] = found
+            scores.append(d)
+        return torch.cat(scores)
+
+    def _completed(self, source: TangentSource, split: Split, total: Partial) -> Estimate:  # noqa: ARG002
+        trunk = self.from_source(source, total.stats.scores)
+        norms = {**total.stats.norms, "trunk": norm(trunk), "head": norm(total.grads, like=total.loss)}
+        _check_gradients(norms)
+        return Estimate(total.loss, added(total.grads, trunk), replace(total.stats, norms=norms))
 
     def _estimate(
         self,

@@ -15,6 +15,7 @@ from torch.func import jvp
 from splitfg.sites._taps import tapped
 from splitfg.splitting import Split, explained
 from splitfg.splitting.checks import skip_checks
+from splitfg.tangents import row_noise
 from splitfg.types import Inputs
 
 Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
@@ -69,7 +70,7 @@ def record(split: Split, x: Inputs, points: TapPoints, generator: torch.Generato
     """Record one pass in eager code. Forward mode carries the noise along, so the trunk runs once."""
 
     def draw(_: str, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+        return row_noise(like, generator)
 
     run = partial(split.trunk_function(x), {})
     if skip_checks() or not points.moved:

@@ -3,6 +3,7 @@
 from splitfg.tangents._conditioned import Conditioned, RunningMagnitude
 from splitfg.tangents._laws import Gaussian, Orthogonal, Rademacher, TangentLaw
 from splitfg.tangents._layout import Layout
+from splitfg.tangents._rows import RowGenerator, row_noise
 from splitfg.tangents._source import TangentSource
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "Layout",
     "Orthogonal",
     "Rademacher",
+    "RowGenerator",
     "RunningMagnitude",
     "TangentLaw",
     "TangentSource",
+    "row_noise",
 ]

@@ -22,7 +22,8 @@ class TangentSource:
         count: K.
         chunk: Tangents per chunk; ``None`` for all.
         generator: Source of randomness; one iteration advances it by K tangents.
-        remember: Store the generator's state before each chunk, so that :meth:`again` can draw it again.
+        remember: Store the generator's state before each chunk, so that :meth:`again` can draw it again; a single chunk
+            is kept instead.
     """
 
     def __init__(
@@ -47,6 +48,10 @@ class TangentSource:
             self._whole = _draw(self.law, self.layout, self.count, self._generator)
             yield from self._whole.split(self.chunk)
             return
+        if self._remember and len(self.chunk_sizes) == 1:
+            self._whole = _draw(self.law, self.layout, self.count, self._generator)
+            yield self._whole
+            return
         for size in self.chunk_sizes:
             if self._remember:
                 self._states.append(self._generator.get_state())
@@ -59,7 +64,7 @@ class TangentSource:
         return [self.chunk] * full + [rest] * bool(rest)
 
     def again(self, index: int) -> Tensor:
-        """Draw chunk ``index`` again from its stored generator state."""
+        """Return chunk ``index``, drawn again from its stored generator state unless it was kept."""
         if self._whole is not None:
             return self._whole[index * self.chunk : (index + 1) * self.chunk]
         generator = torch.Generator(self._generator.device)

@@ -1,0 +1,141 @@
+"""Estimates in parts: some rows of a batch and some of the tangents, computed by one of several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from splitfg.estimators.protocol import Estimator
+from splitfg.numerics import norm
+from splitfg.splitting import Split
+from splitfg.types import Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of an estimate that a process computes; all of it by default.
+
+    Attributes:
+        rows: Rows of this process.
+        all_rows: Rows of all processes that hold different rows.
+        part: Number of this process among those that hold the same rows and divide the tangents, from 0.
+        parts: Count of those processes.
+        inputs: Inputs of all rows, for estimators that ask for them.
+
+    Example:
+        >>> from splitfg.estimators import Share
+        >>> [list(Share(part=part, parts=3).tangents(8)) for part in range(3)]
+        [[0, 1], [2, 3, 4], [5, 6, 7]]
+    """
+
+    rows: int = 1
+    all_rows: int = 1
+    part: int = 0
+    parts: int = 1
+    inputs: Inputs | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process adds the terms that do not depend on tangents; exactly one of ``parts`` does."""
+        return self.part == 0
+
+    def tangents(self, K: int) -> range:
+        """Return the numbers of the tangents that this process pushes through the trunk."""
+        return range(K * self.part // self.parts, K * (self.part + 1) // self.parts)
+
+    def within(self, start: int, stop: int, K: int) -> slice:
+        """Return the positions of this process's tangents in a chunk that holds tangents ``start`` to ``stop - 1``."""
+        own = self.tangents(K)
+        first = min(max(own.start, start), stop)
+        return slice(first - start, max(min(own.stop, stop), first) - start)
+
+    def once(self, grads: Params) -> Params:
+        """Return the gradients in the first process, and zeros in the others that hold the same rows."""
+        return grads if self.first else {name: torch.zeros_like(g) for name, g in grads.items()}
+
+    def total(self, rows: int) -> int:
+        """Return the count for all processes of something that this process has ``rows`` of, in proportion to rows."""
+        return rows * self.all_rows // self.rows
+
+
+ALONE = Share()
+"""The share of a process that computes everything."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The part of an estimate that one process has computed.
+
+    With N_r the number of targets of process r (the head's normaliser), the whole estimate has the loss
+    Σ_r N_r loss_r / Σ_r N_r, and likewise gradients and scores.
+
+    Attributes:
+        loss: Mean loss over the rows of this process.
+        grads: Mean gradients over these rows, as far as they need no scores.
+        stats: Statistics of this part. Scores have shape ``(K,)``, zero for tangents of other processes.
+        sums: Sums over rows, which add up without weights.
+        state_update: Change of learned state that all processes have computed alike.
+        complete: Makes the estimate from the sum over all processes; by default it takes loss and gradients as they
+            are.
+    """
+
+    loss: Tensor
+    grads: Params
+    stats: Stats
+    sums: Params = field(default_factory=dict)
+    state_update: Params = field(default_factory=dict)
+    complete: Callable[[Split, Partial], Estimate] | None = field(default=None, repr=False)
+
+    def completed(self, split: Split) -> Estimate:
+        """Return the estimate; call it on the sum over all processes."""
+        if self.complete is not None:
+            return self.complete(split, self)
+        stats = replace(self.stats, norms={**self.stats.norms, **_norms(split, self)})
+        return Estimate(self.loss, self.grads, stats, self.state_update)
+
+
+@runtime_checkable
+class PartialEstimator(Estimator, Protocol):
+    """An estimator that computes its estimate in parts, so that several processes can share the work.
+
+    Others are called with the rows of their process, and all their gradients are averaged: right for every estimate
+    that is a mean over rows, at the price of sending every gradient.
+    """
+
+    @property
+    def score_count(self) -> int:
+        """K, the number of scores in a part; 0 for estimators without scores."""
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Whether processes with the same rows can divide the tangents."""
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Whether noise is drawn for every row, with :func:`splitfg.tangents.row_noise`."""
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Whether every process needs the inputs of all rows."""
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute the part of the estimate for these rows and this share of the tangents.
+
+        Args:
+            split: The network.
+            x: Inputs of this process.
+            y: Target of this process.
+            generator: In the same state in every process, and advanced alike in all of them.
+            share: The part to compute.
+        """
+
+
+def _norms(split: Split, total: Partial) -> dict[str, Tensor]:
+    """Compute the norms of the whole estimate that the parts have computed for themselves."""
+    names = {"trunk": split.trunk_params(), "head": split.head_params(), "all": total.grads}
+    own = {kind: {n: total.grads[n] for n in names[kind] if n in total.grads} for kind in names}
+    return {kind: norm(grads, like=total.loss) for kind, grads in own.items() if kind in total.stats.norms}
