@@ -32,6 +32,7 @@ class GradientLearner:
             the head's exact gradient.
         prediction: Returns a prediction of the trunk's gradient before every step, as a control variate;
             :class:`~splitfg.SplitFG` only.
+        log: Called with the clipped estimate of every step, such as a :class:`~splitfg.distributed.ScoreLog`.
 
     Attributes:
         update: Clipping, schedule and optimizer.
@@ -64,11 +65,12 @@ class GradientLearner:
         max_norm: float | None = 1.0,
         clip_apart: bool = False,
         prediction: Callable[[], Params] | None = None,
+        log: Callable[[Estimate], None] | None = None,
     ) -> None:
         require_split(split)
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: use SplitFG, or leave prediction out"])
-        self.split, self.estimator, self.prediction = split, estimator, prediction
+        self.split, self.estimator, self.prediction, self.log = split, estimator, prediction, log
         self.learned = estimator.learned_state() if isinstance(estimator, LearningEstimator) else {}
         taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
         raise_if(
@@ -92,7 +94,7 @@ class GradientLearner:
         """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""
         split, estimator = compiled(self.split, self.estimator, compile_)
         twin = GradientLearner(split, estimator, self.update.optimizer.optimizer, prediction=self.prediction)
-        twin.update = self.update
+        twin.update, twin.log = self.update, self.log
         return twin
 
     def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
@@ -102,6 +104,8 @@ class GradientLearner:
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)
         written = self.update.write(estimate)
+        if self.log is not None:
+            self.log(written)
         return StepStats(written.loss, _metrics(written))
 
     def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-_NO_SUPPORT = "Distributed training is not supported yet: train on one device"
+_NO_SUPPORT = "Several processes train it with splitfg.distributed.DistributedEstimator"
 _FSDP = ("FullyShardedDataParallel", "FSDPModule")
 
 

@@ -1,0 +1,20 @@
+"""Estimates on several processes and machines, with :mod:`torch.distributed`."""
+
+from splitfg.distributed._estimator import DistributedEstimator
+from splitfg.distributed._local_heads import LocalHeads
+from splitfg.distributed._ranks import LostRankError, Ranks, connect
+from splitfg.distributed._replicas import check_replicas
+from splitfg.distributed._scores import ScoreLog, replay
+from splitfg.distributed._sharded_head import ShardedHead
+
+__all__ = [
+    "DistributedEstimator",
+    "LocalHeads",
+    "LostRankError",
+    "Ranks",
+    "ScoreLog",
+    "ShardedHead",
+    "check_replicas",
+    "connect",
+    "replay",
+]

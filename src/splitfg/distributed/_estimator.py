@@ -1,0 +1,205 @@
+"""One estimate from the rows and tangents of several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils import _pytree as pytree
+
+from splitfg.compiled import Compile
+from splitfg.distributed._ranks import Ranks
+from splitfg.distributed._reduce import failed, reduced_grads, reduced_message, summed
+from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
+from splitfg.distributed._sharded_head import ShardedHead
+from splitfg.errors import SplitError, raise_if
+from splitfg.estimators import (
+    Estimator,
+    LearningEstimator,
+    Partial,
+    PartialEstimator,
+    Share,
+    Stateful,
+    compiled,
+)
+from splitfg.splitting import Split
+from splitfg.splitting.checks import check_batch, has_rows, skip_checks
+from splitfg.tangents import RowGenerator
+from splitfg.types import Estimate, Inputs, Params, Target
+
+
+class DistributedEstimator:
+    """The estimate of a batch whose rows, tangents or both are divided between processes.
+
+    Every process calls it with its own rows and a generator in the same state, and gets the same estimate: that of one
+    process on all rows, up to rounding, whatever the estimator. With N_r targets in process r,
+
+        d_k = Σ_r N_r d_k^r / Σ_r N_r.
+
+    The trunk's gradient of :class:`~splitfg.SplitFG` takes K scores and four more numbers a step, whatever the trunk's
+    size: every process draws the same tangents, and combines them with the same scores. The head's exact gradient is
+    averaged, as gradients of estimators without scores are. Processes along the mesh dimension ``tangents`` push
+    different tangents through the trunk, for the same rows.
+
+    The first call compares model, settings, versions and generators between the processes; it and every
+    ``check_every``-th call compare all parameters by a hash. A bad batch or a non-finite value in one process raises
+    an error in all of them.
+
+    Args:
+        estimator: Any estimator. One that is no :class:`~splitfg.estimators.PartialEstimator` must return a mean over
+            rows.
+        ranks: The processes, or a device mesh of them; by default all processes hold different rows.
+        check_every: Calls between two comparisons of all parameters; ``None`` compares once.
+        whole_batches: Take batches with the rows of all processes, and use this process's part.
+        reduce_head: Average the gradients of the head. If ``False``, the head learns from this process's rows alone;
+            see :class:`~splitfg.distributed.LocalHeads`.
+
+    Raises:
+        SplitError: If processes divide the tangents of an estimator without any, or there are fewer than processes.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> import splitfg
+        >>> from splitfg.distributed import DistributedEstimator, Ranks
+        >>> from splitfg.testing import example_split
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # or connect()
+        >>> split, x, y = example_split()
+        >>> ranks = Ranks()
+        >>> estimator = DistributedEstimator(splitfg.SplitFG(K=4), ranks)
+        >>> estimate = estimator(split, *ranks.own_rows(x, y), generator=torch.Generator().manual_seed(0))
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        ranks: Ranks | DeviceMesh | None = None,
+        *,
+        check_every: int | None = 100,
+        whole_batches: bool = False,
+        reduce_head: bool = True,
+    ) -> None:
+        self.estimator, self.ranks = estimator, ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+        self.check_every, self.whole_batches, self.reduce_head = check_every, whole_batches, reduce_head
+        self._calls = 0
+        raise_if(_problems(estimator, self.ranks, check_every))
+
+    def __repr__(self) -> str:
+        return f"DistributedEstimator({self.estimator!r}, {self.ranks!r})"
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+        """Estimate the gradient over the rows of all processes; see :class:`~splitfg.estimators.Estimator`."""
+        if not skip_checks():
+            self._compare(split, generator)
+        if self.whole_batches:
+            x, y = self.ranks.own_rows(x, y)
+        return self._reduced(split, x, y, generator)
+
+    def learned_state(self) -> Mapping[str, Stateful]:
+        """Return the learned state of the estimator, which is the same in all processes."""
+        return self.estimator.learned_state() if isinstance(self.estimator, LearningEstimator) else {}
+
+    def update_state(self, split: Split, estimate: Estimate) -> None:
+        """Update the learned state of the estimator."""
+        if isinstance(self.estimator, LearningEstimator):
+            self.estimator.update_state(split, estimate)
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, DistributedEstimator]:
+        """Compile the estimator; messages stay outside compiled code, and a CUDA graph captures those of NCCL."""
+        twin, fast = compiled(split, self.estimator, compile_)
+        options = {"whole_batches": self.whole_batches, "reduce_head": self.reduce_head}
+        return twin, DistributedEstimator(fast, self.ranks, check_every=self.check_every, **options)
+
+    def _compare(self, split: Split, generator: torch.Generator) -> None:
+        local = set(self._own_heads(split))
+        params: Params = {name: p for name, p in split.model.named_parameters() if name not in local}
+        if self._calls == 0:
+            own = {"estimator": repr(self.estimator), "check_every": str(self.check_every)}
+            check_facts(self.ranks, own | common_facts(params, generator))
+        if self._calls == 0 or (self.check_every is not None and self._calls % self.check_every == 0):
+            check_replicas(self.ranks, params)
+        self._calls += 1
+
+    def _own_heads(self, split: Split) -> Collection[str]:
+        """Return the names of parameters that every process trains for itself."""
+        return split.head_params() if isinstance(split.head, ShardedHead) or not self.reduce_head else ()
+
+    def _reduced(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> Estimate:
+        share, own = self._share(split, x, y, generator)
+        part, error = self._part(split, x, y, own, share)
+        if isinstance(own, RowGenerator):
+            own.give_back()
+        K = self.estimator.score_count if isinstance(self.estimator, PartialEstimator) else 0
+        weight, total = reduced_message(self.ranks, split, x, y, part, share, scores=K)
+        if total is None or part is None:
+            raise failed(self.ranks, error)
+        grads = reduced_grads(self.ranks, part.grads, weight, self._own_heads(split))
+        sums = summed(self.ranks, part.sums) if part.sums else {}
+        stats = replace(part.stats, **total.stats)
+        return replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums).completed(split)
+
+    def _share(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Share, torch.Generator]:
+        """Return this process's share, and the generator to draw from; exchanges row counts if they are needed."""
+        ranks, estimator = self.ranks, self.estimator
+        share = Share(part=ranks.tangent_part, parts=ranks.tangent_parts)
+        if not isinstance(estimator, PartialEstimator) or not (estimator.draws_for_rows or estimator.reads_all_inputs):
+            return share, generator
+        rows = self._row_counts(split, x, y)
+        share = replace(share, rows=rows[ranks.row_part], all_rows=sum(rows))
+        if estimator.reads_all_inputs:
+            whole: Inputs = pytree.tree_map(lambda t: ranks.gather_rows(t, rows) if has_rows(t) else t, x)
+            share = replace(share, inputs=whole)
+        if not estimator.draws_for_rows or generator is None:
+            return share, generator
+        first = sum(rows[: ranks.row_part])
+        return share, RowGenerator(generator, first=first, rows=share.rows, all_rows=share.all_rows)
+
+    def _row_counts(self, split: Split, x: Inputs, y: Target) -> list[int]:
+        """Return the rows of every process with other rows; raises in all of them if one has a bad batch."""
+        error: Exception | None = None
+        try:
+            check_batch(split, x, y, tangents=False)
+        except SplitError as problem:
+            error = problem
+        rows = y.shape[0] if error is None else 0
+        counts = self.ranks.gather(torch.tensor([rows], device=self.ranks.device)).flatten()
+        found = [int(n) for n in counts]
+        if 0 in found:
+            raise failed(self.ranks, error)
+        return found
+
+    def _part(
+        self, split: Split, x: Inputs, y: Target, generator: torch.Generator, share: Share
+    ) -> tuple[Partial | None, Exception | None]:
+        """Compute this process's part, or return the error to tell the others."""
+        try:
+            if isinstance(self.estimator, PartialEstimator):
+                return self.estimator.part(split, x, y, generator=generator, share=share), None
+            estimate = self.estimator(split, x, y, generator=generator)
+            return Partial(
+                estimate.loss, estimate.grads, estimate.stats, state_update=dict(estimate.state_update)
+            ), None
+        except Exception as error:
+            if skip_checks():
+                raise
+            return None, error
+
+
+def _problems(estimator: object, ranks: Ranks, check_every: int | None) -> list[str]:
+    found = []
+    if not callable(estimator) or isinstance(estimator, type):
+        found.append(f"estimator must be an Estimator, got {estimator!r}: pass an object such as SplitFG(K=8)")
+    if check_every is not None and check_every < 1:
+        found.append(f"check_every must be at least 1 (or None), got {check_every}")
+    if ranks.tangent_parts > 1:
+        name = type(estimator).__name__
+        if not isinstance(estimator, PartialEstimator) or not estimator.divides_tangents:
+            found.append(f"{name} has no tangents to divide: use a mesh with the dimension 'rows' alone")
+        elif estimator.score_count < ranks.tangent_parts:
+            found.append(
+                f"K is {estimator.score_count} and {ranks.tangent_parts} processes divide the tangents: raise K, or use"
+                " fewer processes along 'tangents'"
+            )
+    return found

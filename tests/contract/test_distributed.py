@@ -1,0 +1,325 @@
+"""Estimates of several gloo processes are those of one process on the whole batch; bad input is an error on all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from _crew import Crew
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import splitfg
+from splitfg.distributed import (
+    DistributedEstimator,
+    LocalHeads,
+    Ranks,
+    ScoreLog,
+    ShardedHead,
+    check_replicas,
+    replay,
+)
+from splitfg.models import MLP
+
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def crew():
+    crew = Crew(SIZE)
+    yield crew
+    crew.close()
+
+
+class Residual(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x + self.block(x.tanh())
+        return self.norm(x + self.last(x.tanh()))
+
+
+PATH = splitfg.ResidualPath(writers=("first", "block", "last"), top="norm")
+MAKERS = {
+    "split_fg": lambda: splitfg.SplitFG(K=6),
+    "split_fg_chunks": lambda: splitfg.SplitFG(K=5, engine=splitfg.ForwardMode(chunk=2)),
+    "split_fg_projection": lambda: splitfg.SplitFG(K=4, combine=splitfg.Projection()),
+    "split_fg_orthogonal": lambda: splitfg.SplitFG(K=4, law=splitfg.Orthogonal(), lean=True),
+    "activity_fg": lambda: splitfg.ActivityFG(K=4, engine=splitfg.ForwardMode(chunk=3)),
+    "activity_fg_predicted": lambda: splitfg.ActivityFG(K=4, prediction=splitfg.LearnedFeedback()),
+    "forward_gradient": lambda: splitfg.ForwardGradient(K=4, engine=splitfg.ForwardMode(chunk=3)),
+    "evolution": lambda: splitfg.EvolutionStrategy(K=4, sigma=1e-2),
+    "frozen": lambda: splitfg.FrozenTrunk(),
+    "direct_path": lambda: splitfg.DirectPath(PATH),
+    "mean_jacobian": lambda: splitfg.DirectPath(PATH, feedback=splitfg.MeanJacobian()),
+    "learned_feedback": lambda: splitfg.LearnedFeedback(),
+    "predictive_coding": lambda: splitfg.PredictiveCoding(),
+    "backprop": lambda: splitfg.Backprop(),
+}
+DIVIDE_TANGENTS = (
+    "split_fg",
+    "split_fg_chunks",
+    "activity_fg",
+    "activity_fg_predicted",
+    "forward_gradient",
+    "evolution",
+)
+
+
+def network(name, dtype, ignore=True):
+    """A network, and a batch of 13 rows of which three are ignored where the loss allows it."""
+    torch.manual_seed(0)
+    trunk = MLP(5, widths=(6, 6), generator=torch.Generator().manual_seed(0))
+    if name in ("direct_path", "mean_jacobian"):
+        trunk = Residual()
+    loss = splitfg.CrossEntropy(ignore_index=-1, label_smoothing=0.1)
+    split = splitfg.Split(trunk.to(dtype), splitfg.LinearHead(nn.Linear(6, 5, dtype=dtype), loss=loss))
+    x, y = torch.randn(13, 5, dtype=dtype), torch.randint(0, 5, (13,))
+    if ignore and name != "predictive_coding":  # its energy counts rows, ignored or not
+        y[[0, 1, 12]] = -1
+    return split, x, y
+
+
+def trained(estimator, split, x, y, steps=2):
+    """Two steps of plain SGD: the second rests on what estimators learned in the first."""
+    generator, found = torch.Generator().manual_seed(1), []
+    for _ in range(steps):
+        estimate = estimator(split, x, y, generator=generator)
+        if isinstance(estimator, splitfg.estimators.LearningEstimator):
+            estimator.update_state(split, estimate)
+        found.append((estimate.loss, dict(estimate.grads), dict(estimate.stats.norms), estimate.stats.scores))
+        with torch.no_grad():
+            for name, p in split.model.named_parameters():
+                p -= 0.1 * estimate.grads.get(name, torch.zeros_like(p))
+    return found, {name: p.detach() for name, p in split.model.named_parameters()}, generator.get_state()
+
+
+def ranks_of(shape):
+    if shape is None:
+        return Ranks()
+    return Ranks(init_device_mesh("cpu", shape, mesh_dim_names=("rows", "tangents")))
+
+
+def estimates(rank, name, dtype, shape):
+    split, x, y = network(name, dtype)
+    estimator = DistributedEstimator(MAKERS[name](), ranks_of(shape), check_every=1, whole_batches=True)
+    return trained(estimator, split, x, y)
+
+
+def close(found, expected, tolerance):
+    """Whether the joint relative error is within the tolerance."""
+    one, other = (torch.cat([t.detach().double().flatten() for t in group]) for group in (found, expected))
+    assert (one - other).norm() <= tolerance * other.norm()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_of_all_processes_give_the_estimate_of_one(crew, name):
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        if name == "evolution" and dtype == torch.float32:
+            tolerance = 1e-4  # differences of losses cancel
+        compare(crew, name, dtype, None, tolerance)
+
+
+@pytest.mark.parametrize("name", DIVIDE_TANGENTS)
+@pytest.mark.parametrize("shape", [(1, 4), (2, 2)], ids=str)
+def test_divided_tangents_give_the_estimate_of_one(crew, name, shape):
+    compare(crew, name, torch.float64, shape, 1e-12 if name != "evolution" else 1e-10)
+
+
+def compare(crew, name, dtype, shape, tolerance):
+    split, x, y = network(name, dtype)
+    expected, params, state = trained(MAKERS[name](), split, x, y)
+    for found, own, own_state in crew(estimates, name, dtype, shape):
+        for (loss, grads, norms, scores), (e_loss, e_grads, e_norms, e_scores) in zip(found, expected, strict=True):
+            assert grads.keys() == e_grads.keys()
+            assert norms.keys() == e_norms.keys()
+            close([loss, *grads.values()], [e_loss, *e_grads.values()], tolerance)
+            close([norms[n].double() for n in e_norms], [n.double() for n in e_norms.values()], 10 * tolerance)
+            close([scores], [e_scores], tolerance) if len(e_scores) else None
+        close(own.values(), params.values(), tolerance)
+        assert torch.equal(own_state, state)
+
+
+def trouble(rank, kind):
+    """Call an estimator with something wrong in process 1."""
+    split, x, y = network("split_fg", torch.float64)
+    wrong = rank == 1
+    K = 5 if wrong and kind == "K" else 4
+    if wrong and kind == "width":
+        split = splitfg.Split(MLP(5, widths=(7, 6), generator=torch.Generator()).double(), split.head)
+    if wrong and kind == "dtype":
+        split, x = network("split_fg", torch.float32)[0], x.float()
+    if wrong and kind == "values":
+        with torch.no_grad():
+            list(split.trunk.parameters())[2][0, 0] += 1e-9
+    x, y = Ranks().own_rows(x, y)
+    if wrong and kind == "rows":
+        x, y = x[:0], y[:0]
+    if wrong and kind == "ignored":
+        y = torch.full_like(y, -1)
+    if wrong and kind == "nan":
+        x = torch.full_like(x, torch.nan)
+    estimator = splitfg.ActivityFG(K=K) if kind == "rows by noise" else splitfg.SplitFG(K=K)
+    if wrong and kind == "rows by noise":
+        x, y = x[:0], y[:0]
+    generator = torch.Generator().manual_seed(1 if wrong and kind == "seed" else 0)
+    DistributedEstimator(estimator)(split, x, y, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("K", "estimator differs: .*K=4.* on rank 0, .*K=5.* on rank 1"),
+        ("width", r"parameters differs: .*\(6, 5\).* on rank 0, .*\(7, 5\).* on rank 1"),
+        ("dtype", "parameters differs: .*float64.* on rank 0, .*float32.* on rank 1"),
+        ("seed", "generator differs: state .* on rank 0, state .* on rank 1"),
+        ("values", r"trunk\..*weight differs between rank 0 and rank 1: start all processes from the same"),
+        ("rows", "rank 1: the batch is empty"),
+        ("rows by noise", "rank 1: the batch is empty"),
+        ("ignored", "rank 1: every target is ignore_index"),
+        ("nan", "rank 1: h is not finite"),
+    ],
+)
+def test_trouble_in_one_process_is_one_clear_error_in_all(crew, kind, words):
+    found = crew.errors(trouble, kind)
+    assert len(set(found)) == 1
+    error, message = found[0]
+    assert error == ("NonFiniteError" if kind == "nan" else "SplitError")
+    assert re.search(words, message), message
+    crew(estimates, "frozen", torch.float64, None)  # the group still works
+
+
+def too_few(rank, K, shape):
+    DistributedEstimator(MAKERS["frozen"]() if K == 0 else splitfg.SplitFG(K=K), ranks_of(shape))
+
+
+def test_tangents_that_cannot_be_divided_are_an_error(crew):
+    assert {message for _, message in crew.errors(too_few, 3, (1, 4))} == {
+        "K is 3 and 4 processes divide the tangents: raise K, or use fewer processes along 'tangents'"
+    }
+    assert {m.split(":")[0] for _, m in crew.errors(too_few, 0, (2, 2))} == {"FrozenTrunk has no tangents to divide"}
+
+
+def test_without_a_process_group_the_error_names_the_cure():
+    with pytest.raises(splitfg.SplitError, match="torchrun"):
+        Ranks()
+
+
+def lookup(rank, values):
+    """One bit of difference in one of many numbers, far behind the first chunk of the hash."""
+    params = {"same": torch.arange(10.0), "large": torch.zeros(2**20 + 3)}
+    if rank == 2:
+        params["large"][-1] = values
+    check_replicas(Ranks(), params)
+
+
+def test_replicas_that_differ_in_one_bit_are_found(crew):
+    crew(lookup, 0.0)
+    assert {m.split(":")[0] for _, m in crew.errors(lookup, -0.0)} == {"large differs between rank 0 and rank 2"}
+
+
+def sharded(rank, name):
+    split, x, y = network(name, torch.float64)
+    torch.manual_seed(0)
+    trunk, layer = split.trunk, split.head.layers[0]
+    split = splitfg.Split(trunk, ShardedHead(Ranks(), layer, ignore_index=-1))
+    estimator = DistributedEstimator(MAKERS[name](), check_every=1, whole_batches=True)
+    found, params, _ = trained(estimator, split, x, y)
+    return found, params, split.head.predict(split.h(Ranks().own_rows(x, y)[0]))
+
+
+@pytest.mark.parametrize("name", ["split_fg", "split_fg_orthogonal", "activity_fg", "frozen", "mean_jacobian"])
+def test_a_head_divided_by_classes_gives_the_estimate_of_one(crew, name):
+    split, x, y = network(name, torch.float64)
+    head = splitfg.LinearHead(*split.head.layers, loss=splitfg.CrossEntropy(ignore_index=-1))
+    split = splitfg.Split(split.trunk, head)
+    expected, params, _ = trained(MAKERS[name](), split, x, y)
+    results = crew(sharded, name)
+    for found, own, _ in results:
+        for (loss, grads, norms, _), (e_loss, e_grads, e_norms, _) in zip(found, expected, strict=True):
+            trunk = [n for n in e_grads if not n.startswith("head")]
+            close(
+                [loss, norms["u"], *(grads[n] for n in trunk)],
+                [e_loss, e_norms["u"], *(e_grads[n] for n in trunk)],
+                1e-12,
+            )
+        close(
+            [own[n] for n in params if n.startswith("trunk")] or [loss],
+            [p for n, p in params.items() if n.startswith("trunk")] or [e_loss],
+            1e-12,
+        )
+    weight = torch.cat([own["head.weight"] for _, own, _ in results])
+    close([weight], [params["head.0.weight"]], 1e-12)
+    close([torch.cat([outputs for _, _, outputs in results])], [split.predict(x)], 1e-12)
+
+
+def local_heads(rank, steps, every):
+    split, x, y = network("split_fg", torch.float64)
+    estimator = DistributedEstimator(splitfg.SplitFG(K=3), whole_batches=True, reduce_head=False, check_every=1)
+    inner = splitfg.GradientLearner(split, estimator, torch.optim.SGD(split.model.parameters(), lr=0.1), max_norm=None)
+    learner, generator = LocalHeads(inner, every=every, rate=1.0, momentum=0.0), torch.Generator().manual_seed(0)
+    heads = []
+    for _ in range(steps):
+        learner.step(x, y, generator=generator)
+        heads.append(split.head.layers[0].weight.detach().clone())
+    return heads, {n: p.detach() for n, p in split.trunk.named_parameters()}
+
+
+def test_local_heads_meet_every_few_steps_and_trunks_never_part(crew):
+    found = crew(local_heads, 4, 2)
+    for step, together in enumerate((False, True, False, True)):
+        heads = [heads[step] for heads, _ in found]
+        assert all(torch.equal(heads[0], head) for head in heads) is together
+    assert all(torch.equal(found[0][1][n], own[n]) for _, own in found for n in own)
+    # with plain SGD and an average after every step, the heads see the mean of the processes' own gradients
+    split, x, y = network("split_fg", torch.float64)
+    parts = [(x[13 * i // 4 : 13 * (i + 1) // 4], y[13 * i // 4 : 13 * (i + 1) // 4]) for i in range(4)]
+    grads = [split.head(split.h(px), py).grads["0.weight"] for px, py in parts]
+    expected = split.head.layers[0].weight.detach() - 0.1 * torch.stack(grads).mean(0)
+    close([crew(local_heads, 1, 1)[0][0][0]], [expected], 1e-12)
+
+
+def logged(rank, folder, clip):
+    split, x, y = network("split_fg", torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    log = ScoreLog(Path(folder) / "scores", split, K=4, generator=generator) if rank == 0 else None
+    estimator = DistributedEstimator(splitfg.SplitFG(K=4, engine=splitfg.ForwardMode(chunk=3)), whole_batches=True)
+    inner = learner_of(split, estimator, clip, log)
+    for _ in range(7):
+        inner.step(x, y, generator=generator)
+    return {n: p.detach() for n, p in split.trunk_params().items()}
+
+
+def learner_of(split, estimator, clip, log=None):
+    optimizer = torch.optim.Adam(splitfg.parameter_groups(split, lr=1e-2, rho=0.3))
+    schedule = splitfg.CosineWithWarmup(7, 2)
+    return splitfg.GradientLearner(split, estimator, optimizer, max_norm=clip, schedule=schedule, log=log)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_a_log_of_scores_rebuilds_the_trunk_bit_for_bit(crew, tmp_path, clip):
+    trunks = crew(logged, str(tmp_path), clip)
+    split, _, _ = network("split_fg", torch.float32)
+    estimator = splitfg.SplitFG(K=4, engine=splitfg.ForwardMode(chunk=3))
+    assert replay(learner_of(split, estimator, clip), tmp_path / "scores") == 7
+    for own in trunks:
+        assert all(torch.equal(own[n], p) for n, p in split.trunk_params().items())
+    header = (tmp_path / "scores").read_bytes().split(b"\n")[:2]
+    assert (tmp_path / "scores").stat().st_size == sum(len(line) + 1 for line in header) + 7 * 4 * (4 + 1)
+
+
+def test_a_log_of_another_beginning_is_an_error(tmp_path):
+    split, _, _ = network("split_fg", torch.float32)
+    ScoreLog(tmp_path / "scores", split, K=4, generator=torch.Generator())
+    with torch.no_grad():
+        next(iter(split.trunk.parameters())).add_(1.0)
+    with pytest.raises(splitfg.SplitError, match="another initial value"):
+        replay(learner_of(split, splitfg.SplitFG(K=4), None), tmp_path / "scores")
+    with pytest.raises(splitfg.SplitError, match="4 scores a step, the estimator 5"):
+        replay(learner_of(split, splitfg.SplitFG(K=5), None), tmp_path / "scores")
