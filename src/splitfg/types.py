@@ -14,8 +14,8 @@ from splitfg.errors import shorten
 Params: TypeAlias = dict[str, Tensor]
 """Parameters, tangents or gradients, keyed by parameter name."""
 
-Inputs: TypeAlias = Tensor | tuple[Any, ...]
-"""Inputs of a trunk: one tensor, or a tuple of positional arguments."""
+Inputs: TypeAlias = Tensor | tuple[Any, ...] | dict[str, Any]
+"""Inputs of a trunk: one tensor, a tuple of positional arguments, or a dict of keyword arguments."""
 
 Target: TypeAlias = Tensor
 """Target of a head: class indices or values."""

@@ -95,14 +95,14 @@ class CompiledTrunk(nn.Module):
         self.inner, self._places = trunk, places_of(trunk)
         self._run = compile_(_run_trunk)
 
-    def forward(self, *inputs: Any) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """Return h for the present parameters, which may be those of a functional call."""
-        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs, self._places)
+        h: Tensor = self._run(self.inner, dict(self.inner.named_parameters()), inputs, named, self._places)
         return h
 
 
-def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...], places: Places) -> Any:
-    return call(trunk, params, inputs, places=places)
+def _run_trunk(trunk: nn.Module, params: Params, inputs: tuple[Any, ...], named: dict[str, Any], places: Places) -> Any:
+    return call(trunk, params, inputs, named, places=places)
 
 
 class _CompiledLoss(OutputLoss):

@@ -38,7 +38,7 @@ class HeadPass:
         """Return the whole batch's loss, u (parts joined) and head gradients under the model's names."""
         assert self._loss is not None
         check_loss(self._loss)
-        for h, target in self._waiting:
+        for h, target in self._waiting if self._split.head_params() else ():
             self._grads = added(self._grads, self._split.head(h, target, self._normaliser).grads)
         return HeadGradient(self._loss, torch.cat(self._us), self._split.named_head_grads(self._grads))
 

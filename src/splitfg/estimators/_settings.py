@@ -12,7 +12,7 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._combine import Combination, Mean
-from splitfg.splitting import Split
+from splitfg.splitting import Role, Split
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
 from splitfg.types import Engine, Estimate, Params
 
@@ -25,6 +25,15 @@ class DrawsByLaw:
     def drawn_for(self, split: Split) -> Params:
         """Return the parameters that tangents are drawn for."""
         return split.trained_params()
+
+    def still_rows(self, split: Split) -> dict[str, int]:
+        """Return rows that have no gradient: padding rows, unless a tied head trains them."""
+        roles = split.roles
+        return {name: row for name, row in split.still_rows().items() if roles[name] is Role.TRUNK}
+
+    def layout(self, split: Split) -> Layout:
+        """Return the space that tangents are drawn in."""
+        return Layout.of(self.drawn_for(split), self.still_rows(split))
 
     def learned_state(self) -> dict[str, RunningMagnitude]:
         """Return the running magnitude of conditioned tangents; empty for other laws."""
@@ -107,7 +116,7 @@ class TangentSettings(DrawsByLaw):
             SplitError: If there are not K scores.
         """
         raise_if([] if tuple(scores.shape) == (self.K,) else [f"scores has shape {tuple(scores.shape)}: pass {self.K}"])
-        layout = Layout.of(self.drawn_for(split))
+        layout = self.layout(split)
         source = self.source(layout, generator)
         with torch.no_grad():
             total = self.combine.start(source)

@@ -15,7 +15,18 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._settings import ReverseSettings
 from splitfg.numerics import added, each_its_own, norm
-from splitfg.splitting import ForwardOnlyTrunk, Role, Split, call, names_of, original, places_of, replaced, submodule
+from splitfg.splitting import (
+    ForwardOnlyTrunk,
+    Role,
+    Split,
+    arguments,
+    call,
+    names_of,
+    original,
+    places_of,
+    replaced,
+    submodule,
+)
 from splitfg.splitting.checks import check_batch, check_h, check_loss
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -137,8 +148,7 @@ class _Reverse:
     def _h(self, leaves: Params, x: Inputs) -> Tensor:
         own = {inner: leaves[n] for inner, n in self._own_names().items() if n in leaves}
         with torch.enable_grad():
-            inputs = x if isinstance(x, tuple) else (x,)
-            h: Tensor = call(self.trunk, own, inputs, places=places_of(self.trunk))
+            h: Tensor = call(self.trunk, own, *arguments(x), places=places_of(self.trunk))
         return h
 
     def _own_names(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
+from splitfg.errors import SplitError
 from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
@@ -50,8 +51,7 @@ class ForwardGradient(TangentSettings):
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         self._validate(split, x, y, generator)
         with torch.no_grad():
-            params = split.trained_params()
-            source = self.source(Layout.of(params), generator)
+            source = self.source(self.layout(split), generator)
             total, scores = self.combine.start(source), []
             normaliser = _normaliser(split, x, y, self.micro_batch)
             for tangents in source:
@@ -65,7 +65,7 @@ class ForwardGradient(TangentSettings):
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
         self._validate(split, x, y, generator)
         with torch.no_grad():
-            source = self.source(Layout.of(split.trained_params()), generator, remember=True)
+            source = self.source(self.layout(split), generator, remember=True)
             normaliser = _normaliser(split, x, y, self.micro_batch)
             loss, scores, start = torch.zeros(()), [], 0
             for tangents in source:
@@ -105,6 +105,10 @@ class ForwardGradient(TangentSettings):
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ForwardGradient]:
         """Compile the engine, which pushes through trunk and head; other engines get a compiled trunk and head."""
+        tied = sorted(set(split.still_rows()) - set(self.still_rows(split)))
+        if tied:
+            words = "has a padding_idx and is tied, which compiled code does not support"
+            raise SplitError([f"{name} {words}: use SplitFG(), or a GradientLearner" for name in tied])
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
         return split, replace(self, engine=CompiledEngine(self.engine, compile_))

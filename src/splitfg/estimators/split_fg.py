@@ -80,7 +80,7 @@ class SplitFG(TangentSettings):
         self._validate(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
-            layout = Layout.of(params)
+            layout = self.layout(split)
             source = self.source(layout, generator)
             guess = _flat_guess(layout, params, prediction, split)
             head = HeadPass(split, y, lean=self.lean)
@@ -92,7 +92,7 @@ class SplitFG(TangentSettings):
         self._validate(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
-            source = self.source(Layout.of(params), generator, remember=True)
+            source = self.source(self.layout(split), generator, remember=True)
             batch, head = list(parts(x, y, self.micro_batch)), HeadPass(split, y, lean=self.lean)
             scores = self._own_scores(split, batch, params, source, head, share)
             exact = head.result()
@@ -104,6 +104,10 @@ class SplitFG(TangentSettings):
     def drawn_for(self, split: Split) -> Params:
         """Return the trunk's trained parameters."""
         return split.trunk_params()
+
+    def still_rows(self, split: Split) -> dict[str, int]:
+        """Return all padding rows: the head's gradient of a tied table is exact."""
+        return split.still_rows()
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, SplitFG]:
         """Compile the engine and the head; engines other than forward mode get a compiled trunk instead."""

@@ -56,7 +56,7 @@ class Head(nn.Module, ABC):
         return exact.loss, exact.u
 
     def forward(self, h: Tensor, target: Tensor, normaliser: Tensor | None = None) -> HeadGradient:
-        """Compute the loss, u = dL/dh and the gradient of the head's parameters.
+        """Compute the loss, u = dL/dh and the gradient of the head's parameters, without frozen ones.
 
         Args:
             h: Representation, shape ``(..., d)``.
@@ -94,6 +94,10 @@ class Head(nn.Module, ABC):
     def params(self) -> Params:
         """Return the head's parameters, detached, by its own names."""
         return {name: p.detach() for name, p in self.named_parameters()}
+
+    def trained_params(self) -> Params:
+        """Return the parameters that require a gradient, detached, by the head's own names."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
     def output_shape(self, h: Tensor) -> tuple[int, ...]:
         """Return the shape of the outputs for this h; runs one sample if the number of outputs is unknown."""

@@ -88,10 +88,10 @@ class LinearHead(Head):
         return h
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        params = self.params()
-        sums = _Sums(params)
+        trained = self.trained_params()
+        sums = _Sums(trained)
         loss, u = self._differentiated(h, target, normaliser, sums)
-        return HeadGradient(loss, u, sums.cast_like(params))
+        return HeadGradient(loss, u, sums.cast_like(trained))
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         return self._differentiated(h, target, normaliser, _Sums({}))

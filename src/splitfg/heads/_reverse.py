@@ -44,10 +44,14 @@ class ReverseModeHead(OpaqueHead):
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:
-        def loss(params: Params, h: Tensor) -> Tensor:
-            return self.loss(params, h, target, normaliser)
+        every, trained = self.params(), self.trained_params()
+        if not trained:
+            return HeadGradient(*self._loss_and_u(h, target, normaliser), {})
 
-        (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(self.params(), h)
+        def loss(params: Params, h: Tensor) -> Tensor:
+            return self.loss({**every, **params}, h, target, normaliser)
+
+        (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(trained, h)
         return HeadGradient(value, u, dict(zip(grads, each_its_own(grads.values()), strict=True)))
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:

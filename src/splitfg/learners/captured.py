@@ -110,7 +110,7 @@ class CapturedLearner:
         """Return the arguments of :meth:`step` for a learner with ``batches``."""
         return (DeviceStep(step),), self._no_target
 
-    def check(self, x: Inputs, y: Target, *, generator: torch.Generator) -> None:
+    def check(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> None:
         """Compare the compiled gradient with the eager one on a batch; restores the generator's state.
 
         Raises:
@@ -132,7 +132,7 @@ class CapturedLearner:
             self._compare(expected, found, precise)
         self._checked = True
 
-    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
+    def step(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
         if self.steps >= self._horizon:
             raise SplitError([f"the schedule is tabulated for {self._horizon} steps: pass a larger horizon"])
@@ -187,8 +187,9 @@ class CapturedLearner:
         assert self._y is not None
         return self._x, self._y
 
-    def _take(self, x: Inputs, y: Target) -> None:
+    def _take(self, x: Inputs, y: Target | None) -> None:
         """Copy a batch to the inputs of the captured step, or validate that it stands for the next step."""
+        x, y = self._eager.split.interface.unpacked(x, y)
         if self._batches is not None:
             if x != (DeviceStep(self.steps),):
                 raise SplitError(

@@ -84,8 +84,14 @@ class GradientLearner:
         """Number of steps taken."""
         return self.update.optimizer.steps
 
-    def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
-        """Learn from one batch."""
+    def step(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
+        """Learn from one batch.
+
+        Args:
+            x: Inputs.
+            y: Target; ``None`` if x is a dict with labels, which :meth:`Split.unpack` takes apart.
+            generator: Source of randomness.
+        """
         stats = self.fill_grads(x, y, generator=generator)
         self.update.optimizer.step()
         return stats
@@ -97,7 +103,7 @@ class GradientLearner:
         twin.update, twin.log = self.update, self.log
         return twin
 
-    def fill_grads(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
+    def fill_grads(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
         """Estimate, clip and write ``.grad``: a step without the optimizer's update."""
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         estimate = self.estimate(x, y, generator=generator)
@@ -108,9 +114,10 @@ class GradientLearner:
             self.log(written)
         return StepStats(written.loss, _metrics(written))
 
-    def estimate(self, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
+    def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient of one batch, before clipping; the only side effect is on the generator."""
         estimator: Callable[..., Estimate] = self.estimator
+        x, y = self.split.interface.unpacked(x, y)
         if self.prediction is not None:
             estimator = partial(estimator, prediction=self.prediction())
         return estimator(self.split, x, y, generator=generator)

@@ -18,6 +18,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.learners._batches import class_problems
 from splitfg.learners._memory import Memory, fingerprint
 from splitfg.learners._retrieval import Scaling, softmax_readout
+from splitfg.splitting import arguments
 from splitfg.types import Inputs, StepStats, Target
 
 BETAS = tuple(2.0**i for i in range(-4, 11))
@@ -91,8 +92,9 @@ class HopfieldReadout:
         h = self._features(x)
         raise_if(_target_problems(y, h, self.classes))
         values = y.reshape(h.shape[0], -1).to(h.dtype) if self.classes is None else y.long()
+        inputs, named = arguments(x)
         loss = self._monitored_loss(h[:_MONITORED_ROWS], values[:_MONITORED_ROWS])
-        self._memory.add(h, values, fingerprint(*(x if isinstance(x, tuple) else (x,)), values))
+        self._memory.add(h, values, fingerprint(*inputs, *named.values(), values))
         return StepStats(loss, {"stored": float(self.stored), "jvps": 0, "trunk_backward": 0})
 
     @torch.no_grad()
@@ -156,7 +158,8 @@ class HopfieldReadout:
 
     def _features(self, x: Inputs) -> Tensor:
         """Compute h, and move the store to its device."""
-        h = self.trunk(*x) if isinstance(x, tuple) else self.trunk(x)
+        inputs, named = arguments(x)
+        h = self.trunk(*inputs, **named)
         if h.ndim != 2 or h.shape[0] == 0 or not bool(torch.isfinite(h).all()):
             raise SplitError(
                 [f"the trunk returned h of shape {tuple(h.shape)}: return finite features (B, d) with B at least 1"]

@@ -3,6 +3,8 @@
 from splitfg.splitting._black_box import BlackBoxTrunk, ForwardOnlyTrunk
 from splitfg.splitting._call import Places, call, places_of
 from splitfg.splitting._from_model import split
+from splitfg.splitting._interface import Interface, arguments
+from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._split import TANGENTS, Role, Split, Tied, require_split
@@ -12,10 +14,12 @@ __all__ = [
     "TANGENTS",
     "BlackBoxTrunk",
     "ForwardOnlyTrunk",
+    "Interface",
     "Places",
     "Role",
     "Split",
     "Tied",
+    "arguments",
     "call",
     "explained",
     "names_of",
@@ -25,5 +29,6 @@ __all__ = [
     "require_split",
     "split",
     "submodule",
+    "tangent_kernels",
     "tangent_problems",
 ]

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from splitfg.heads import Head, LinearHead
 from splitfg.splitting._cut import linears
+from splitfg.splitting._interface import Interface, arguments
 from splitfg.types import Inputs
 
 Made: TypeAlias = Sequence[tuple[str, torch.Size, "weakref.ref[Tensor]"]]
 """Outputs of linear layers, by name and shape, in the order of their calls; weak, so that memory is free as usual."""
 
 
-def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tensor], x: Inputs) -> str | None:
+def disagreement(
+    model: nn.Module, head: Head, predict: Callable[[Inputs], Tensor], x: Inputs, interface: Interface
+) -> str | None:
     """Explain why trunk and head do not compute the model's outputs.
 
     Args:
@@ -25,15 +28,16 @@ def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tenso
         head: The part after the cut.
         predict: Computes the head's outputs for given inputs.
         x: Inputs.
+        interface: How the model takes a batch and returns its outputs.
 
     Returns:
         A problem with its cure, or ``None`` if trunk and head compute the model's outputs.
     """
-    returned, made = _returned_and_made(model, x)
+    returned, made = _returned_and_made(model, x, interface)
     if not isinstance(returned, Tensor):
         return (
-            f"the model returns a {type(returned).__name__}, not its outputs alone: wrap it in a module whose forward"
-            " returns its outputs (logits), and split that"
+            f"the model returns a {type(returned).__name__}, not its outputs alone: name them with"
+            " split(model, output=lambda returned: ...), such as returned.logits or returned[0]"
         )
     readout = _readout_name(model, head)
     if not _same(returned, predict, x) or (isinstance(head, LinearHead) and not _made_by(readout, returned, made)):
@@ -41,7 +45,7 @@ def disagreement(model: nn.Module, head: Head, predict: Callable[[Inputs], Tenso
     return None if returned.ndim > 1 else _squeezed(returned)
 
 
-def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
+def _returned_and_made(model: nn.Module, x: Inputs, interface: Interface) -> tuple[Any, Made]:
     """Run the model, and record the outputs of its linear layers."""
     made: list[tuple[str, torch.Size, weakref.ref[Tensor]]] = []
 
@@ -54,7 +58,8 @@ def _returned_and_made(model: nn.Module, x: Inputs) -> tuple[Any, Made]:
     ]
     try:
         with torch.no_grad():
-            return model(*(x if isinstance(x, tuple) else (x,))), made
+            inputs, named = arguments(x)
+            return interface.outputs(model(*inputs, **interface.named(named))), made
     finally:
         for handle in handles:
             handle.remove()
@@ -75,9 +80,12 @@ def _same(returned: Tensor, predict: Callable[[Inputs], Tensor], x: Inputs) -> b
 
 
 def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
-    """Whether the named layer was called once and returned the model's very output: equal values may be chance."""
-    own = [output for other, _, output in made if other == name]
-    return len(own) == 1 and own[0]() is returned
+    """Whether the named layer was called once and returned the model's very output: equal values may be chance.
+
+    A model may select some of the layer's rows, or cast them.
+    """
+    own = [(shape, output) for other, shape, output in made if other == name]
+    return len(own) == 1 and (own[0][1]() is returned or own[0][0] != returned.shape)
 
 
 def _what_differs(readout: str | None, returned: Tensor, made: Made) -> str:

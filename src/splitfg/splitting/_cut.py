@@ -95,13 +95,13 @@ class _ByMode(nn.Module):
         """Return a single half if both modes compute the same."""
         return halves[True] if halves[True].code == halves[False].code else cls(model, halves)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         model, evaluation_half, places = self._unregistered
         if model.training:
-            return self.traced(*inputs)
+            return self.traced(*inputs, **named)
         present = dict(self.traced.named_parameters())
         own: Params = {name: present[name] for name, _ in evaluation_half.named_parameters() if name in present}
-        return call(evaluation_half, own, inputs, places=places)
+        return call(evaluation_half, own, inputs, named, places=places)
 
 
 class _OneMode(nn.Module):
@@ -112,14 +112,14 @@ class _OneMode(nn.Module):
         self.traced = half
         self._unregistered = (model, model.training, error)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         model, mode, error = self._unregistered
         if model.training != mode:
             names = {True: "training", False: "evaluation"}
             cure = f"call .{'train' if mode else 'eval'}() on the model"
             problems = [f"in {names[not mode]} mode, {p}; or {cure}" for p in error.problems]
             raise SplitError(problems)
-        return self.traced(*inputs)
+        return self.traced(*inputs, **named)
 
 
 def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
@@ -225,12 +225,12 @@ class _Following(nn.Module):
         """Source code of the graph."""
         return self.traced.code
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         model, buffers = self._unregistered
         for name in buffers:
             holder, _, leaf = name.rpartition(".")
             self.traced.get_submodule(holder)._buffers[leaf] = model.get_buffer(name)
-        return self.traced(*inputs)
+        return self.traced(*inputs, **named)
 
 
 _Half: TypeAlias = fx.GraphModule | _Following

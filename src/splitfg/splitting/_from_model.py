@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
+from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name
+from splitfg.splitting._interface import Interface
 from splitfg.splitting._replace import submodule, without
 from splitfg.splitting._split import Split, Tied
 from splitfg.splitting._wrappers import wrapper_problems
@@ -23,6 +27,7 @@ def split(
     loss: OutputLoss | None = None,
     head: Callable[[nn.Module, OutputLoss], Head] | None = None,
     tied: Tied | str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
     example: Inputs | None = None,
     check: bool = True,
 ) -> Split:
@@ -31,6 +36,11 @@ def split(
     Without ``at`` the last linear layer becomes the head, in closed form. With ``at``, the named module and everything
     after it become the head, differentiated by reverse mode confined to the head, or probed (``head=ProbedHead``). The
     last linear layer is the one called last if the model can be traced symbolically, else the one defined last.
+
+    A model of Hugging Face's transformers, also one with adapters of peft, takes batches as dicts, such as
+    ``{"input_ids": ..., "attention_mask": ..., "labels": ...}``: :meth:`Split.unpack` returns inputs and target, and
+    learners call it. The head is its output layer, tied tables get both gradients (``Tied.INCLUDE``), and no cache of
+    keys and values is used. Any other model may take keyword inputs as a dict too.
 
     A model from :func:`torch.compile` is replaced by its original. Modules and attributes that are set in the model
     later take effect after a split at the last linear layer; other splits keep the model as it was traced.
@@ -46,6 +56,8 @@ def split(
         loss: Loss on the model's outputs; cross-entropy by default.
         head: Makes the head from the part after h, e.g. ``ReverseModeHead`` or ``ProbedHead``.
         tied: Policy for parameters that trunk and head share.
+        output: From the model's return value to its outputs, if it returns more than these, such as
+            ``lambda returned: returned.logits``.
         example: Inputs to validate the cut with now; by default the first batch validates it.
         check: Whether the first batch validates the network numerically: its cut, its determinism, and its derivatives.
 
@@ -65,23 +77,77 @@ def split(
         Split(trunk=40, head=99)
     """
     raise_if(_argument_problems(model, at, head))
-    model, loss = getattr(model, "_orig_mod", model), loss if loss is not None else CrossEntropy()
-    graph = graph_of(model)
-    name = at if at is not None else last_linear(model, graph)
-    if not name:
-        raise SplitError(["the model contains no nn.Linear to cut at: name a module with at=..."])
-    layer = submodule(model, name)
-    if head is None and is_readout(model, name, graph) and has_closed_form(layer):
-        assert isinstance(layer, nn.Linear)
-        result = Split(without(model, name), LinearHead(layer, loss=loss), tied=tied, model=model, check=check)
-    elif head is None and at is None:
-        raise SplitError([_no_closed_form(name, layer)])
+    model = getattr(model, "_orig_mod", model)
+    if is_hugging_face(model):
+        interface = interface_of(model) if output is None else replace(interface_of(model), output=output)
+        tied = Tied.INCLUDE if tied is None else tied
+        trunk, made = _cut_hugging_face(model, at, loss, head, interface, named=output is not None)
     else:
-        trunk, rest = cut_at(model, name)
-        result = Split(trunk, (head or ReverseModeHead)(rest, loss), tied=tied, model=model, check=check)
+        interface = Interface(output)
+        trunk, made = _cut_any(model, at, loss if loss is not None else CrossEntropy(), head, interface)
+    result = Split(trunk, made, tied=tied, model=model, interface=interface, check=check)
     problem = None if example is None else result.disagreement(example)
     raise_if([] if problem is None else [problem])
     return result
+
+
+def _cut_any(
+    model: nn.Module,
+    at: str | None,
+    loss: OutputLoss,
+    head: Callable[[nn.Module, OutputLoss], Head] | None,
+    interface: Interface,
+) -> tuple[nn.Module, Head]:
+    graph = graph_of(model)
+    name = _named_or_last(model, at, graph)
+    layer = submodule(model, name)
+    if head is None and is_readout(model, name, graph) and has_closed_form(layer):
+        assert isinstance(layer, nn.Linear)
+        return without(model, name, interface), LinearHead(layer, loss=loss)
+    if head is None and at is None:
+        raise SplitError([_no_closed_form(name, layer)])
+    trunk, rest = cut_at(model, name)
+    if interface.output is not None:
+        rest = _WithOutput(rest, interface.output)
+    return trunk, (head or ReverseModeHead)(rest, loss)
+
+
+def _cut_hugging_face(
+    model: nn.Module,
+    at: str | None,
+    loss: OutputLoss | None,
+    head: Callable[[nn.Module, OutputLoss], Head] | None,
+    interface: Interface,
+    *,
+    named: bool,
+) -> tuple[nn.Module, Head]:
+    """Cut at the output layer, which may be anything that ends the model; other layers raise on the first batch."""
+    raise_if(model_problems(model, default_loss=loss is None, default_cut=at is None and not named))
+    name = at or readout_name(model) or _named_or_last(model, None, None)
+    layer, loss = submodule(model, name), loss if loss is not None else CrossEntropy()
+    trunk = without(model, name, interface)
+    if head is None and has_closed_form(layer):
+        assert isinstance(layer, nn.Linear)
+        return trunk, LinearHead(layer, loss=loss)
+    return trunk, (head or ReverseModeHead)(layer, loss)
+
+
+def _named_or_last(model: nn.Module, at: str | None, graph: fx.Graph | None) -> str:
+    name = at if at is not None else last_linear(model, graph)
+    if not name:
+        raise SplitError(["the model contains no nn.Linear to cut at: name a module with at=..."])
+    return name
+
+
+class _WithOutput(nn.Module):
+    """The second part of a model, which returns the outputs alone."""
+
+    def __init__(self, rest: nn.Module, output: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.rest, self._output = rest, output
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self._output(self.rest(h))
 
 
 def _argument_problems(model: object, at: object, head: object) -> list[str]:

@@ -14,15 +14,9 @@ from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.splitting._call import call, places_of
+from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
-
-# Fused operators that modules of torch call in evaluation mode.
-_FAST_PATHS: dict[str, tuple[type[nn.Module], ...]] = {
-    "_transformer_encoder_layer_fwd": (nn.TransformerEncoderLayer,),
-    "_native_multi_head_attention": (nn.MultiheadAttention,),
-}
-_MATH = "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 
 
 @contextmanager
@@ -49,7 +43,7 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
         )
     if "forward AD" not in message and "vmap" not in message:
         return None
-    found = _fast_path_problems(message, split) or operator_problems(split, x)
+    found = operator_problems(split, x)
     return SplitError(found) if found else None
 
 
@@ -65,19 +59,6 @@ def operator_problems(split: Split, x: Inputs) -> list[str]:
         if problem:
             found[name] = f"{_label(name, module)}: {problem}"
     return list(found.values())
-
-
-def _fast_path_problems(message: str, split: Split) -> list[str]:
-    """List the modules whose fused path failed; hooks on modules would disable that path and hide the cause."""
-    operator = next((name for name in _FAST_PATHS if name in message), None)
-    if operator is None:
-        return []
-    return [
-        f"{_label(name, module)}: its fused operator for evaluation, {operator}, has no forward-mode rule: disable it"
-        f" with torch.backends.mha.set_fastpath_enabled(False), and {_MATH}"
-        for name, module in split.trunk.named_modules()
-        if isinstance(module, _FAST_PATHS[operator])
-    ]
 
 
 def _label(name: str, module: nn.Module) -> str:
@@ -112,7 +93,8 @@ def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict
         for i, value in zip(floats, moving, strict=True):
             filled[i] = value
         own_args, own_kwargs = pytree.tree_unflatten(filled, structure)
-        given = call(module, params, own_args, own_kwargs, places=places_of(module))
+        with tangent_kernels(module):
+            given = call(module, params, own_args, own_kwargs, places=places_of(module))
         return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
 
     primals = (params, *(leaves[i].detach() for i in floats))
@@ -130,5 +112,5 @@ def _worded(message: str) -> str:
         return f"forward mode fails ({message.splitlines()[0]})"
     advice = "rewrite it with operators that have one, or use engine=CentralDifference() if the estimator takes one"
     if "attention" in operator[1]:
-        advice = f"{_MATH}, or rewrite attention as matmul and softmax"
+        advice = "call F.scaled_dot_product_attention, or rewrite attention as matmul and softmax"
     return f"the operator {operator[1]} has no forward-mode rule: {advice}"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError
+from splitfg.splitting._interface import Interface
 
 
 def submodule(model: nn.Module, name: str) -> nn.Module:
@@ -45,22 +46,27 @@ def original(model: nn.Module) -> nn.Module:
     return model.original if isinstance(model, _Twin) else model
 
 
-def replaced(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
+def replaced(model: nn.Module, new: Mapping[str, nn.Module], interface: Interface | None = None) -> nn.Module:
     """Return the model with some modules replaced, sharing all parameters and all other modules.
 
     Copies only the containers of the replaced modules, and these shallowly. Later changes of the model's attributes
     and modules take effect in the result too.
+
+    Args:
+        model: The model.
+        new: Modules by the name of the one that they replace.
+        interface: How to call the model; by default with the inputs as they are.
     """
     for name in new:
         submodule(model, name)
     if isinstance(model, _Twin):  # keep the earlier replacements
-        return _Twin(model.original, {**model.new, **new})
-    return _Twin(model, new)
+        return _Twin(model.original, {**model.new, **new}, model.interface)
+    return _Twin(model, new, interface or Interface())
 
 
-def without(model: nn.Module, name: str) -> nn.Module:
+def without(model: nn.Module, name: str, interface: Interface | None = None) -> nn.Module:
     """Return the model with one module replaced by the identity, so that it returns that module's input."""
-    return replaced(model, {name: nn.Identity()})
+    return replaced(model, {name: nn.Identity()}, interface)
 
 
 def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
@@ -74,9 +80,9 @@ def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
 class _Twin(nn.Module):
     """The model with some modules replaced; follows later changes of the model."""
 
-    def __init__(self, model: nn.Module, new: Mapping[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, new: Mapping[str, nn.Module], interface: Interface) -> None:
         super().__init__()
-        self.new = dict(new)
+        self.new, self.interface = dict(new), interface
         self._copies: dict[str, tuple[nn.Module, nn.Module]] = {}
         self._own: set[str] = set()
         root = self._copied("", model)
@@ -110,14 +116,14 @@ class _Twin(nn.Module):
         self._follow()
         return [twin for _, twin in self._copies.values()]
 
-    def forward(self, *inputs: Any) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
         if torch.compiler.is_compiling():  # compiled code treats other attributes as constants
             for original, twin in self._copies.values():
                 if twin.training != original.training:
                     twin.training = original.training
         else:
             self._follow()
-        h: Tensor = self._copies[""][1](*inputs)
+        h: Tensor = self.interface.outputs(self._copies[""][1](*inputs, **self.interface.named(named)))
         return h
 
     def _follow(self) -> None:

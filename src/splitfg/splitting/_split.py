@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -13,6 +13,9 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head, OutputLoss
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._call import call, places_of
+from splitfg.splitting._interface import Interface, arguments
+from splitfg.splitting._kernels import tangent_kernels
+from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
 from splitfg.splitting._replace import names_of
 from splitfg.splitting._restore import preserved
 from splitfg.splitting._wrappers import wrapper_problems
@@ -67,6 +70,7 @@ class Split:
         model: The module that owns both, if one exists; by default a new one, whose parameter names start with
             ``trunk.`` and ``head.``.
         check: Whether the first batch validates the network numerically; see :meth:`validate_once`.
+        interface: How the model takes a batch and returns its outputs.
 
     Raises:
         SplitError: If a part has the wrong type, trunk and head share parameters without a policy, no parameter
@@ -90,10 +94,12 @@ class Split:
         *,
         tied: Tied | str | None = None,
         model: nn.Module | None = None,
+        interface: Interface | None = None,
         check: bool = True,
     ) -> None:
         raise_if(_part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
         self.trunk, self.head, self.tied, self.check = trunk, head, _policy(tied), check
+        self.interface = interface or Interface()
         self.model = model if model is not None else _Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
@@ -147,7 +153,8 @@ class Split:
             trunk: Computes the same function as this split's trunk, with the same parameters.
             head: Computes the same function as this split's head, with the same parameters.
         """
-        twin = Split(trunk, head, tied=self.tied, model=self.model, check=self.check)
+        settings = {"tied": self.tied, "interface": self.interface, "check": self.check}
+        twin = Split(trunk, head, model=self.model, **settings)  # type: ignore[arg-type]
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
         twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, *passed}}
@@ -161,6 +168,10 @@ class Split:
     def trunk_params(self) -> Params:
         """Return the parameters that tangents perturb: the trunk's trained ones, and tied ones under ``INCLUDE``."""
         return self._params(Role.TRUNK, *([Role.TIED] if self.tied is Tied.INCLUDE else []))
+
+    def still_rows(self) -> dict[str, int]:
+        """Return the ``padding_idx`` of the trunk's embedding tables by name: rows that no tangent moves."""
+        return still_rows(self.trunk, {id(p): name for name, p in self.model.named_parameters()})
 
     def all_trunk_params(self) -> Params:
         """Return every parameter of the trunk, frozen and tied ones included."""
@@ -194,11 +205,13 @@ class Split:
     def trunk_function(self, x: Inputs) -> TrunkFunction:
         """Return θ ↦ h for these inputs; parameters missing from θ keep their current value."""
         local = {outer: inner for inner, outer in self._trunk_names.items()}
-        inputs = x if isinstance(x, tuple) else (x,)
+        inputs, named = arguments(x)
+        padded = padded_tables(self.trunk)
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
-            h: Tensor = call(self.trunk, own, inputs, places=self._trunk_places)
+            with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
+                h: Tensor = call(self.trunk, own, inputs, named, places=self._trunk_places)
             return h
 
         return f
@@ -210,7 +223,8 @@ class Split:
 
         def f(params: Params) -> Tensor:
             h = trunk({name: p for name, p in params.items() if name not in excluded})
-            return self.head.loss(self.head_view(params), h, y, normaliser)
+            with tangent_kernels(self.head):
+                return self.head.loss(self.head_view(params), h, y, normaliser)
 
         return f
 
@@ -225,16 +239,24 @@ class Split:
             return self.trunk_function(x)({})
 
     def predict(self, x: Inputs) -> Tensor:
-        """Return the head's outputs at the current parameters, without recording a graph."""
+        """Return the head's outputs at the current parameters, without recording a graph; ignores labels in a dict."""
         with torch.no_grad():
-            return self.head.predict(self.h(x))
+            return self.head.predict(self.h(self.interface.inputs(x)))
+
+    def unpack(self, batch: Mapping[str, Any]) -> tuple[Inputs, Target]:
+        """Return inputs and target of a batch that is a dict with the key ``labels``.
+
+        For a model of Hugging Face, the target of a causal model is the next token, and inputs of a decoder are made
+        from the labels, as the model itself does. Targets of -100 count as ignored.
+        """
+        return self.interface.unpacked(dict(batch), None)
 
     def disagreement(self, x: Inputs) -> str | None:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
         if isinstance(self.model, _Joined):
             return None
         with preserved(self.trunk, self.head, self.model):
-            return disagreement(self.model, self.head, self.predict, x)
+            return disagreement(self.model, self.head, self.predict, x, self.interface)
 
     def _params(self, *roles: Role) -> Params:
         held = self.roles
@@ -248,13 +270,18 @@ class Split:
                 f"trunk and head share {', '.join(shared)}: pass tied=Tied.EXCLUDE (only the head trains it) or"
                 " tied=Tied.INCLUDE (both do)"
             )
-        trained = self.trained_params().values()
+        trained, trunk, head = self.trained_params(), self.trunk_params(), self.head_params()
         if not trained:
             found.append("no parameter requires a gradient: set requires_grad=True on those to train")
-        for what, kinds in (("dtypes", {p.dtype for p in trained}), ("devices", {p.device for p in trained})):
-            if len(kinds) > 1:
-                listed = ", ".join(sorted(map(str, kinds)))
-                found.append(f"parameters have mixed {what} ({listed}): convert them to one with model.to(...)")
+        kinds = [
+            ("trunk's parameters have mixed dtypes", {str(p.dtype) for p in trunk.values()}),
+            ("head's parameters have mixed dtypes", {str(p.dtype) for p in head.values()}),
+            ("parameters have mixed devices", {str(p.device) for p in trained.values()}),
+        ]
+        for what, mixed in kinds:
+            if len(mixed) > 1:
+                cure = "convert those with requires_grad to one with p.data = p.data.to(...)"
+                found.append(f"the {what} ({', '.join(sorted(mixed))}): {cure}")
         return found
 
 
@@ -271,8 +298,8 @@ class _Joined(nn.Module):
         super().__init__()
         self.trunk, self.head = trunk, head
 
-    def forward(self, *inputs: Any) -> Tensor:
-        return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs))
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs, **named))
 
 
 def _part_problems(trunk: object, head: object) -> list[str]:

@@ -142,12 +142,6 @@ def _table_problems(split: Split, tangents: bool) -> list[str]:
         label = f"{name or 'the trunk'} ({type(module).__name__})"
         if module.max_norm is not None:
             found.append(f"{label} rescales its own rows in place: create it with max_norm=None")
-        pads = isinstance(module, nn.Embedding) and module.padding_idx is not None  # a bag leaves the row out of h
-        if tangents and pads and _is_perturbed(split, module.weight):
-            found.append(
-                f"{label} has padding_idx={module.padding_idx}, a row that backprop never trains although h depends on"
-                " it: create it with padding_idx=None and multiply its output by (tokens != padding).unsqueeze(-1)"
-            )
         if tangents and module.scale_grad_by_freq and _is_perturbed(split, module.weight):
             found.append(
                 f"{label} divides its gradient by the frequency of a row, which is not a derivative: create it with"
@@ -182,9 +176,11 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     strangers = {str(t.device) for t in (*tensors, y) if t.device != param.device}
     if strangers:
         found.append(f"the batch is on {', '.join(sorted(strangers))}, the parameters on {param.device}: move one")
-    dtypes = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype != param.dtype}
+    held = {p.dtype for p in split.all_trunk_params().values()} or {param.dtype}
+    dtypes = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype not in held}
     if dtypes:
-        found.append(f"inputs are {', '.join(sorted(dtypes))}, the parameters {param.dtype}: cast one of them")
+        listed = ", ".join(sorted(map(str, held)))
+        found.append(f"inputs are {', '.join(sorted(dtypes))}, the parameters {listed}: cast one of them")
     return found
 
 

@@ -92,4 +92,6 @@ def _draw_eagerly(law: TangentLaw, layout: Layout, count: int, generator: torch.
                 f" {(count, layout.total)}"
             ]
         )
+    for start, stop in layout.still:
+        rows[:, start:stop] = 0
     return rows

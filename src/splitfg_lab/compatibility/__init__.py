@@ -1,0 +1,11 @@
+"""Which models every estimator trains: measured against plain autograd on the untouched model."""
+
+from splitfg_lab.compatibility._case import Batch, Case
+from splitfg_lab.compatibility._hugging_face import cases
+from splitfg_lab.compatibility._measure import EXACT, METHODS, Cell, measure
+from splitfg_lab.compatibility._torch import timm_cases, torch_cases
+
+CASES = (*torch_cases(), *cases(), *timm_cases())
+"""Every model class."""
+
+__all__ = ["CASES", "EXACT", "METHODS", "Batch", "Case", "Cell", "measure"]

@@ -1,0 +1,154 @@
+"""Models of transformers as they are: scores against <g, v> with g from autograd on the untouched model."""
+
+import copy
+
+import pytest
+import torch
+from _toolkit import generator, seeded
+from torch import nn
+
+from splitfg import Backprop, ForwardGradient, ForwardMode, GradientLearner, SplitError, SplitFG, split
+from splitfg.tangents import Gaussian, Layout
+
+transformers = pytest.importorskip("transformers")
+from splitfg_lab.compatibility import CASES  # noqa: E402
+
+REQUIRED = (
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM", "BertForMaskedLM"),
+    *("BertForSequenceClassification", "ViTForImageClassification", "T5ForConditionalGeneration"),
+    *("WhisperForConditionalGeneration", "GPT2ForSequenceClassification", "LlamaForSequenceClassification"),
+)
+BY_NAME = {case.name: case for case in CASES}
+K = 2
+
+
+@pytest.fixture(scope="module", params=REQUIRED)
+def trained(request):
+    """A split model, its batch, and loss and gradients of an untouched copy by autograd."""
+    model, batch = BY_NAME[request.param].made()
+    untouched = copy.deepcopy(model)
+    loss = untouched(**batch).loss
+    loss.backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in untouched.named_parameters()}
+    return split(model), batch, loss.detach(), grads
+
+
+def relative(scores, params, grads, seed=0):
+    layout = Layout.of(params)
+    g = layout.flatten(grads)
+    return float((scores - Gaussian().draw(layout, K, generator(seed)) @ g).abs().max() / g.norm())
+
+
+def test_loss_and_backprop_are_the_models_own(trained):
+    s, batch, loss, grads = trained
+    x, y = s.unpack(batch)
+    found = Backprop()(s, x, y)
+    torch.testing.assert_close(found.loss, loss)
+    assert all(torch.allclose(found.grads[n], grads[n], atol=1e-6, rtol=1e-4) for n in found.grads)
+
+
+@pytest.mark.parametrize("chunk", [1, None])
+def test_scores_of_split_fg(trained, chunk):
+    s, batch, _, grads = trained
+    x, y = s.unpack(batch)
+    found = SplitFG(K=K, engine=ForwardMode(chunk=chunk))(s, x, y, generator=generator())
+    head = s.named_head_grads(s.head(s.h(x), y).grads)
+    trunk = {n: grads[n] - head.get(n, 0) for n in s.trunk_params()}
+    assert relative(found.stats.scores, s.trunk_params(), trunk) <= 1e-5
+    exact = [n for n in head if n not in trunk]
+    assert all(torch.allclose(found.grads[n], grads[n], atol=1e-6, rtol=1e-4) for n in exact)
+
+
+def test_scores_of_forward_gradient(trained):
+    s, batch, _, grads = trained
+    found = ForwardGradient(K=K)(s, *s.unpack(batch), generator=generator())
+    assert relative(found.stats.scores, s.trained_params(), grads) <= 1e-5
+
+
+def test_learner_takes_the_batch_as_it_is(trained):
+    s, batch, loss, _ = trained
+    learner = GradientLearner(s, SplitFG(K=K), torch.optim.SGD(s.model.parameters(), lr=0.0))
+    torch.testing.assert_close(learner.step(batch, generator=generator()).loss, loss)
+    torch.testing.assert_close(learner.predict(batch), s.model(**batch).logits)
+
+
+def test_padding_rows_get_the_gradient_of_backprop():
+    model, batch = BY_NAME["MistralForCausalLM"].made()
+    s = split(model)
+    estimate = SplitFG(K=1)(s, *s.unpack(batch), generator=generator())
+    table = estimate.grads["model.embed_tokens.weight"]
+    assert model.get_input_embeddings().padding_idx == 0
+    assert not table[0].any()
+    assert table[1].any()
+
+
+def test_next_tokens_are_the_targets():
+    model, batch = BY_NAME["GPT2LMHeadModel"].made()
+    x, y = split(model).unpack(batch)
+    assert "labels" not in x
+    assert torch.equal(y[:, :-1], batch["labels"][:, 1:])
+    assert (y[:, -1] == -100).all()
+
+
+def test_no_cache_of_keys_and_values():
+    model, batch = BY_NAME["GPT2LMHeadModel"].made()
+    used = []
+    model.transformer.register_forward_hook(lambda *call: used.append(call[-1].past_key_values))
+    s = split(model)
+    s.h(s.unpack(batch)[0])
+    assert model.config.use_cache
+    assert used == [None]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: setattr(m.config, "problem_type", "regression"), "regression.*SquaredError"),
+        (lambda m: m.train().gradient_checkpointing_enable(), "gradient_checkpointing_disable"),
+    ],
+)
+def test_settings_that_a_split_cannot_follow(change, words):
+    model, _ = BY_NAME["BertForSequenceClassification"].made()
+    change(model)
+    with pytest.raises(SplitError, match=words):
+        split(model)
+
+
+def test_a_model_without_a_head():
+    model, _ = BY_NAME["BertForMaskedLM"].made()
+    with pytest.raises(SplitError, match=r"BertModel has no head.*ForSequenceClassification"):
+        split(model.bert)
+
+
+class Pair(nn.Module):
+    """Takes keywords and returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, left, *, right, scale=1.0):
+        return {"logits": self.last((self.first(left) + scale * self.second(right)).tanh()), "other": left}
+
+
+@pytest.mark.parametrize("at", [None, "last"])
+def test_any_model_with_keywords_and_an_output(at):
+    model = seeded(Pair)
+    x = {"left": torch.randn(5, 3), "right": torch.randn(5, 2), "scale": 2.0}
+    y = torch.tensor([0, 1, 2, 0, 1])
+    loss = nn.functional.cross_entropy(model(**x)["logits"], y)
+    grads = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
+    s = split(model, at, output=lambda returned: returned["logits"], example=x)
+    for micro_batch in (None, 2):
+        found = SplitFG(K=K, micro_batch=micro_batch)(s, x, y, generator=generator())
+        assert relative(found.stats.scores, s.trunk_params(), grads) <= 1e-5
+    found = GradientLearner(s, Backprop(), torch.optim.SGD(model.parameters(), lr=0.1)).estimate(
+        {**x, "labels": y}, generator=generator()
+    )
+    assert all(torch.allclose(found.grads[n], grads[n], atol=1e-6) for n in grads)
+
+
+def test_a_batch_without_target():
+    s = split(seeded(Pair), output=lambda returned: returned["logits"])
+    with pytest.raises(SplitError, match=r"no target.*'labels'"):
+        s.unpack({"left": torch.randn(5, 3)})
