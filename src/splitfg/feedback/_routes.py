@@ -151,7 +151,9 @@ class Relay(Route):
             da, dz = response.input(place), response.output(place)
             if da is not None and dz is not None:
                 dz = dz - noise[place] if place in noise else dz  # the layer did not cause its own output's noise
-                found.setdefault(operation.name, []).append(_rows(_module(operation), da, dz))
+                enough = slice(_samples(operation)) if da.shape[0] == dz.shape[0] else slice(None)
+                rows = _rows(_module(operation), da[enough], dz[enough])
+                found.setdefault(operation.name, []).append(rows)
         changes = {}
         for name, pairs in found.items():
             e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
@@ -337,11 +339,20 @@ def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
         leading = torch.broadcast_shapes(da.shape[:-1], dz.shape[:-1])
         e = da.expand(*leading, da.shape[-1]).flatten(0, -2)
         return e[None], dz.expand(*leading, dz.shape[-1]).flatten(0, -2)[None]
-    geometry = {"dilation": module.dilation, "padding": module.padding, "stride": module.stride}
-    patches = F.unfold(da, module.kernel_size, **geometry)  # type: ignore[arg-type]  # (B, in * kh * kw, pixels)
-    e = patches.unflatten(1, (module.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
+    e = _patches(module, da)
     t = dz.flatten(2).unflatten(1, (module.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
     return e, t
+
+
+def _patches(module: nn.Conv2d, a: Tensor) -> Tensor:
+    """What every output of a convolution reads: ``(groups, samples * pixels, in * kh * kw)``."""
+    (kh, kw), (dh, dw), (sh, sw) = module.kernel_size, module.dilation, module.stride
+    assert not isinstance(module.padding, str)  # such layers have no closed form
+    ph, pw = module.padding
+    padded = F.pad(a, (pw, pw, ph, ph))
+    windows = padded.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
+    grouped: Tensor = windows.unflatten(1, (module.groups, -1))  # (B, groups, in, H, W, kh, kw)
+    return grouped.permute(1, 0, 3, 4, 2, 5, 6).flatten(4).flatten(1, 3)
 
 
 def _randn(like: Tensor, generator: torch.Generator) -> Tensor:
