@@ -23,10 +23,12 @@ from splitfg.recipes import (
     EvolutionMethod,
     FrozenMethod,
     LaggedRMS,
+    LearnedFeedbackMethod,
     MeanJacobianFeedback,
     MethodRecipe,
     Muon,
     OptimizerRecipe,
+    ParallelPullMethod,
     PureFGMethod,
     SplitFGMethod,
 )
@@ -44,6 +46,8 @@ METHODS = (
     DirectPathMethod(),
     DirectPathMethod(MeanJacobianFeedback()),
     DirectPathMethod(MeanJacobianFeedback(), lean=True),
+    ParallelPullMethod(MeanJacobianFeedback(), pulls=2),
+    LearnedFeedbackMethod(),
     FrozenMethod(),
 )
 

@@ -18,6 +18,7 @@ from splitfg.estimators import (
     FrozenTrunk as FrozenTrunk,
     LearnedFeedback as LearnedFeedback,
     Mean as Mean,
+    ParallelPull as ParallelPull,
     PredictiveCoding as PredictiveCoding,
     Projection as Projection,
     SplitFG as SplitFG,
@@ -33,7 +34,12 @@ from splitfg.heads import (
     SquaredError as SquaredError,
 )
 from splitfg.learners import CapturedLearner as CapturedLearner, GradientLearner as GradientLearner
-from splitfg.sites import Activities as Activities, ResidualPath as ResidualPath
+from splitfg.sites import (
+    Activities as Activities,
+    BlockPath as BlockPath,
+    PathBlock as PathBlock,
+    ResidualPath as ResidualPath,
+)
 from splitfg.splitting import (
     BlackBoxTrunk as BlackBoxTrunk,
     Role as Role,

@@ -47,6 +47,7 @@ class Stats:
     Attributes:
         jvps: Jacobian-vector products pushed through the trunk (finite differences count as one each).
         trunk_backward: Reverse-mode passes through the trunk; zero for every backprop-free method.
+        block_backward: Reverse-mode passes inside single blocks of the trunk, none of which crosses a block.
         biased: Whether the trunk's estimate is biased by construction.
         scores: The K scores d_k = <u, J v_k>; empty where no tangents are drawn.
         norms: Norms by name (``u``, ``trunk``, ``head``, ...).
@@ -57,6 +58,12 @@ class Stats:
     biased: bool = False
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
     norms: Mapping[str, Tensor] = field(default_factory=dict)
+    block_backward: int = 0
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether no reverse-mode pass took place in the trunk, not even inside a block."""
+        return self.trunk_backward == 0 and self.block_backward == 0
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,9 @@ class Estimate:
     def __repr__(self) -> str:
         """Summarise the estimate in a few lines, whatever the size of its gradients."""
         stats = self.stats
+        inside = f" block_backward={stats.block_backward}," if stats.block_backward else ""
         return (
-            f"Estimate(loss={_number(self.loss)}, jvps={stats.jvps}, trunk_backward={stats.trunk_backward},"
+            f"Estimate(loss={_number(self.loss)}, jvps={stats.jvps}, trunk_backward={stats.trunk_backward},{inside}"
             f" biased={stats.biased}, {_summary(self.grads)})"
         )
 

@@ -36,6 +36,7 @@ from splitfg_lab.experiments._peaks import in_processes, savings
 from splitfg_lab.experiments._training import Displacement, matmul_precision
 from splitfg_lab.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
 from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
+from splitfg_lab.experiments.language._ladder import SIZES
 from splitfg_lab.experiments.language._memory import explaining_memory, fitting_chunk
 from splitfg_lab.experiments.language._validate import Validation, perplexity
 from splitfg_lab.experiments.language_cost import VARIANTS, Cost
@@ -90,8 +91,12 @@ class TestPresets:
         assert EPOCH == (119_085_169 - 1) // 128 // 4
         assert TENTH == EPOCH // 10
         steps = Counter(p.config.steps for p in EXPERIMENT.presets)
-        assert set(steps) == {1, TENTH, EPOCH}
+        others = {f"-{share}": EPOCH * share // 100 for share in (3, 30)}
+        sizes = {steps for _, steps, _ in SIZES.values()}
+        assert set(steps) == {1, TENTH, EPOCH, *others.values(), *sizes}
         assert all(p.name.endswith("-10") == (p.config.steps == TENTH) for p in EXPERIMENT.presets)
+        for end, count in others.items():
+            assert {p.config.steps for p in EXPERIMENT.presets if p.name.endswith(end)} == {count}
 
     def test_no_two_are_the_same_run(self):
         configs = Counter(str(to_json(p.config)) for p in EXPERIMENT.presets)

@@ -1,11 +1,13 @@
 """Compiled forms of a split's parts, for estimators that declare how they compile."""
 
 from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
+from splitfg.compiled._pulls import CompiledPuller
 from splitfg.compiled._recorder import Compile, CompiledRecorder
 
 __all__ = [
     "Compile",
     "CompiledEngine",
+    "CompiledPuller",
     "CompiledRecorder",
     "CompiledTrunk",
     "whole",

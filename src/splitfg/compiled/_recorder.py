@@ -64,7 +64,7 @@ class CompiledRecorder:
 class _Pass:
     """One traced pass, and the noise it takes in the order of writes: the writer's name and a tensor like it."""
 
-    run: Callable[[Params, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, dict[str, list[Tensor]], Tensor | None]]
+    run: Callable[[Params, Sequence[Tensor], Sequence[Tensor]], tuple[Any, ...]]
     moved: Sequence[tuple[str, Tensor]]
     wrote: Mapping[str, Sequence[torch.Size]]
 
@@ -74,8 +74,8 @@ class _Pass:
         for name, like in self.moved:
             drawn.append(row_noise(like, generator))
             noise[name].append(drawn[-1])
-        h, reads, response = self.run(params, tensors, drawn)
-        return Recording(h, reads, self.wrote, noise, response)
+        h, reads, response, further = self.run(params, tensors, drawn)
+        return Recording(h, reads, self.wrote, noise, response, further)
 
 
 def _trace(split: Split, x: Inputs, points: TapPoints, compile_: Compile) -> _Pass:
@@ -96,7 +96,7 @@ def _trace(split: Split, x: Inputs, points: TapPoints, compile_: Compile) -> _Pa
     def run(params: Params, tensors: Sequence[Tensor], drawn: Sequence[Tensor]) -> tuple[Any, ...]:
         left = iter(drawn)
         recording = observed(params, tensors, lambda *_: next(left))
-        return recording.h, dict(recording.reads), recording.response
+        return recording.h, dict(recording.reads), recording.response, dict(recording.further)
 
     params, tensors = split.all_trunk_params(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     wrote = observed(params, tensors, remember).wrote

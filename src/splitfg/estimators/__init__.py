@@ -8,6 +8,7 @@ from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
 from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.estimators.parallel_pull import ParallelPull
 from splitfg.estimators.partial import Partial, PartialEstimator, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
@@ -27,6 +28,7 @@ __all__ = [
     "LearnedFeedback",
     "LearningEstimator",
     "Mean",
+    "ParallelPull",
     "Partial",
     "PartialEstimator",
     "PredictiveCoding",

@@ -165,6 +165,13 @@ def tangent_problems(K: object) -> list[str]:
     return [] if int(K) >= 1 else [f"K must be at least 1 tangent, got {K}: for an untrained trunk use FrozenTrunk()"]
 
 
+def pull_problems(pulls: object) -> list[str]:
+    """List the problems of a number of pulls."""
+    if _is_count(pulls) and int(pulls) >= 1:
+        return []
+    return [f"pulls must be a whole number of at least 1, got {pulls!r}: without pulls use DirectPath()"]
+
+
 def micro_batch_problems(rows: object) -> list[str]:
     """List the problems of a micro-batch size."""
     if rows is None or (_is_count(rows) and int(rows) >= 1):

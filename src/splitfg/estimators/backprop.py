@@ -65,7 +65,7 @@ class CheckpointedBackprop(ReverseSettings):
     """The exact gradient with activation checkpointing: each block's inside is computed again on the way back.
 
     Args:
-        blocks: Names of the trunk's modules to checkpoint; by default the entries of its outermost
+        blocks: Names of the trunk's modules to checkpoint; by default the entries with parameters of its outermost
             :class:`torch.nn.ModuleList` and :class:`torch.nn.Sequential` containers.
         closed_head: As in :class:`Backprop`.
         readout_only: As in :class:`Backprop`.
@@ -193,7 +193,8 @@ def _blocks(trunk: nn.Module) -> tuple[str, ...]:
         if any(name == chosen or name.startswith(f"{chosen}.") for chosen in names):
             continue
         if isinstance(original(module), nn.ModuleList | nn.Sequential):
-            names += [f"{name}.{child}".lstrip(".") for child, _ in module.named_children()]
+            held = [child for child, part in module.named_children() if any(True for _ in part.parameters())]
+            names += [f"{name}.{child}".lstrip(".") for child in held]
     if not names:
         raise SplitError(["the trunk has no nn.ModuleList or nn.Sequential: name the blocks to checkpoint"])
     return tuple(names)

@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
@@ -25,6 +24,7 @@ from splitfg.sites import (
     ResidualPath,
     ResidualTrunk,
     TapPoints,
+    added_gradient,
     layer_gradients,
     pull_back,
     record,
@@ -128,7 +128,7 @@ class DirectPath:
                     check_tangents(ForwardMode(), split, part_x)
                 seen = self.recorder(split, part_x, self._points(path), generator)
                 learning.add(seen, path)
-                trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x))
+                trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x, generator))
                 del seen  # before the next part is
             return self._assembled(split.named_trunk_grads(trunk), learning, head, share)
 
@@ -158,9 +158,18 @@ class DirectPath:
         moved = path.writers if isinstance(self.feedback, LearnedMaps) else ()
         return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
 
-    def _part(self, split: Split, path: ResidualPath, seen: Recording, u: Tensor, x: Inputs) -> Params:
+    def _part(
+        self,
+        split: Split,
+        path: ResidualPath,
+        seen: Recording,
+        u: Tensor,
+        x: Inputs,
+        generator: torch.Generator | None,
+    ) -> Params:
         """Return the trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
+        feedback = self.feedback.drawn(generator)
         r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
 
         exact = _exact_writer(path, seen)
@@ -168,7 +177,7 @@ class DirectPath:
         def fed_back(writer: str) -> Tensor:
             if writer == exact:
                 return r
-            return path.features_back(self.feedback.at(writer, path.features_last(r)))
+            return path.features_back(feedback.at(writer, path.features_last(r)))
 
         def write(name: str, a: Tensor) -> None:
             own = layer_gradients(trunk.get_submodule(name), a, fed_back(name))
@@ -181,7 +190,7 @@ class DirectPath:
             for name in path.writers:
                 for a in seen.reads.get(name, ()):
                     write(name, a)
-        beside = {p: _shared(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
+        beside = {p: added_gradient(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
     def _assembled(self, trunk: Params, learning: _MapLearning, head: HeadPass, share: Share) -> Partial:
@@ -234,16 +243,3 @@ def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     r, own = pull_back(trunk.get_submodule(name), x, u)
     return r, under(name, own)
-
-
-def _shared(delta: Tensor, parameter: Tensor) -> Tensor:
-    """Return the gradient of a parameter that is added to the stream: a sum over broadcast dimensions."""
-    lines = (1,) * (delta.ndim - parameter.ndim) + tuple(parameter.shape)
-    along = [i for i, (rows, line) in enumerate(zip(delta.shape, lines, strict=True)) if line == 1 and rows > 1]
-    summed = delta.sum(along, keepdim=True) if along else delta
-    missing = [line - rows for rows, line in zip(summed.shape, lines, strict=True)]
-    if min(missing) < 0:
-        words = f"a parameter of shape {tuple(parameter.shape)} cannot be added to the stream {tuple(delta.shape)}"
-        raise SplitError([f"{words}: name only what is added to the stream as it is"])
-    padding = [size for count in reversed(missing) for size in (0, count)]
-    return (F.pad(summed, padding) if any(missing) else summed).reshape(parameter.shape)

@@ -8,7 +8,7 @@ In any trunk of layers, a :class:`Route` carries u to every layer through maps t
 """
 
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
-from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, RandomMaps, UnchangedFeedback
+from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
 from splitfg.feedback._probes import CoarseReadout, Difference, ForwardDerivative, MismatchedPassError, Probe, Response
 from splitfg.feedback._routes import Direct, Relay, Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
@@ -27,6 +27,7 @@ __all__ = [
     "MapRule",
     "MeanJacobian",
     "MismatchedPassError",
+    "NoiseControl",
     "Probe",
     "Proximal",
     "RandomMaps",

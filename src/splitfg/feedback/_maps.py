@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from splitfg.errors import SplitError
 from splitfg.numerics import widened
 from splitfg.types import Params
 
@@ -21,9 +22,19 @@ class Feedback(ABC):
         """Number of Jacobian-vector products per step."""
         return 0
 
+    def drawn(self, generator: torch.Generator | None) -> Feedback:  # noqa: ARG002
+        """Return the feedback of one estimate; one that draws takes its random numbers from the generator."""
+        return self
+
     @abstractmethod
-    def at(self, writer: str, r: Tensor) -> Tensor:
-        """Return the prediction at a writer, with the shape of r."""
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
+        """Return the prediction at a writer.
+
+        Args:
+            writer: Its name.
+            r: Gradient at the top of the stream, ``(..., d)``.
+            features: Features of the writer's output; ``None`` for those of r.
+        """
 
 
 class UnchangedFeedback(Feedback):
@@ -36,8 +47,11 @@ class UnchangedFeedback(Feedback):
         tensor([1., 1.])
     """
 
-    def at(self, writer: str, r: Tensor) -> Tensor:  # noqa: ARG002
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return ``r`` unchanged."""
+        if features not in (None, r.shape[-1]):
+            words = f"{writer} writes {features} features and the top of the stream has {r.shape[-1]}"
+            raise SplitError([f"{words}, so r cannot be used unchanged: use MeanJacobian() or RandomMaps()"])
         return r
 
 
@@ -60,13 +74,43 @@ class RandomMaps(Feedback):
         self.seed = seed
         self._maps: Params = {}
 
-    def at(self, writer: str, r: Tensor) -> Tensor:
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return r Bᵀ with the writer's matrix."""
         if writer not in self._maps:
             d = r.shape[-1]
             generator = torch.Generator().manual_seed(self.seed + zlib.crc32(writer.encode()))
-            self._maps[writer] = (torch.randn(d, d, generator=generator) / d**0.5).to(r)
+            self._maps[writer] = (torch.randn(features or d, d, generator=generator) / d**0.5).to(r)
         return r @ self._maps[writer].T
+
+
+class NoiseControl(Feedback):
+    """New noise at every writer and step, with the size of r in every row: a control without any signal.
+
+    δ = e ‖r‖ / ‖e‖, row by row, e from N(0, I).
+
+    Example:
+        >>> import torch
+        >>> from splitfg.feedback import NoiseControl
+        >>> feedback = NoiseControl().drawn(torch.Generator().manual_seed(0))
+        >>> feedback.at("block", torch.ones(2, 4)).norm(dim=-1)
+        tensor([2., 2.])
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._generator = generator
+
+    def drawn(self, generator: torch.Generator | None) -> Feedback:
+        """Return feedback that draws from the generator."""
+        if generator is None:
+            raise SplitError(["noise is drawn from a generator: pass generator=torch.Generator().manual_seed(0)"])
+        return NoiseControl(generator)
+
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:  # noqa: ARG002
+        """Return noise with the norm of r in every row."""
+        shape = (*r.shape[:-1], features or r.shape[-1])
+        e = torch.randn(shape, dtype=r.dtype, device=r.device, generator=self._generator)
+        noise: Tensor = e * (r.norm(dim=-1, keepdim=True) / e.norm(dim=-1, keepdim=True))
+        return noise
 
 
 class LearnedMaps(Feedback):
@@ -118,7 +162,8 @@ class MeanJacobian(LearnedMaps):
         J_i ← J_i + rate / (n + D) · Σ over n rows of e_iᵀ (dx - Σ_j e_j J_j),    D noises a row,
 
     converges to it in the mean, for any rate up to one, and δ_i = r J_iᵀ. At a constant rate the maps keep fluctuating
-    around the mean. Maps begin as the identity, which is the direct path.
+    around the mean. Maps begin as the identity, which is the direct path; those between different numbers of features
+    begin at zero.
 
     Args:
         rate: How far a step moves the maps.
@@ -140,16 +185,16 @@ class MeanJacobian(LearnedMaps):
         self.rate = rate
         self._maps: Params = {}
 
-    def at(self, writer: str, r: Tensor) -> Tensor:
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return r J_iᵀ with the writer's map."""
-        return r @ self._map(writer, r).to(r.dtype).T
+        return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype).T
 
     def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
         """Return Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
         rest = response
         for name, calls in noise.items():
             for e in calls:
-                rest = rest - e @ self._map(name, e).to(e.dtype)
+                rest = rest - e @ self._map(name, e, e.shape[-1], response.shape[-1]).to(e.dtype)
         rows, found = widened(rest).flatten(0, -2), Params()
         for name, calls in noise.items():
             for e in calls:
@@ -164,7 +209,7 @@ class MeanJacobian(LearnedMaps):
     def apply(self, change: Mapping[str, Tensor]) -> None:
         """Add a change in place: captured steps replay on the same memory."""
         for name, step in change.items():
-            self._maps.setdefault(name, self._map(name, step)).add_(step)
+            self._maps.setdefault(name, self._map(name, step, *step.shape)).add_(step)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the maps."""
@@ -174,9 +219,10 @@ class MeanJacobian(LearnedMaps):
         """Restore the maps from :meth:`state_dict`."""
         self._maps = {name: m.clone() for name, m in state.items()}
 
-    def _map(self, writer: str, like: Tensor) -> Tensor:
+    def _map(self, writer: str, like: Tensor, features: int, top: int) -> Tensor:
         if writer not in self._maps:
-            return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+            begin = torch.eye if features == top else torch.zeros
+            return begin(features, top, dtype=like.dtype, device=like.device)
         if self._maps[writer].device != like.device:  # a checkpoint is read to the CPU
             self._maps[writer] = self._maps[writer].to(like.device)
         return self._maps[writer]

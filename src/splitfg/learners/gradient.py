@@ -147,4 +147,8 @@ class GradientLearner:
 
 def _metrics(estimate: Estimate) -> dict[str, Tensor | float]:
     norms: dict[str, Tensor | float] = {f"norm/{name}": value for name, value in estimate.stats.norms.items()}
-    return {**norms, "jvps": estimate.stats.jvps, "trunk_backward": estimate.stats.trunk_backward}
+    stats = estimate.stats
+    counts = {"jvps": stats.jvps, "trunk_backward": stats.trunk_backward}
+    # only where there are any: training curves of other methods need no line of zeros
+    inside = {"block_backward": stats.block_backward} if stats.block_backward else {}
+    return {**norms, **counts, **inside}

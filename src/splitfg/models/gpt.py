@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from splitfg.models._init import linear
-from splitfg.sites import ResidualPath
+from splitfg.sites import BlockPath, PathBlock, ResidualPath
 
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""
@@ -218,6 +218,16 @@ class GPT(nn.Module):
         """Return the residual stream: the token table with the positions, then two writers per block."""
         writers = [f"blocks.{i}.{name}" for i in range(self.config.layers) for name in ("attention.proj", "mlp.out")]
         return ResidualPath(("token", *writers), top="norm", added={"position": "token"})
+
+    def block_path(self) -> BlockPath:
+        """Return attention and feed-forward layer of every block, each with its norm, on the residual stream."""
+        blocks = [
+            PathBlock((f"blocks.{i}.{norm}", f"blocks.{i}.{name}"), writer=f"blocks.{i}.{name}.{writer}")
+            for i in range(self.config.layers)
+            for norm, name, writer in (("norm1", "attention", "proj"), ("norm2", "mlp", "out"))
+        ]
+        added = {"position": "token"}
+        return BlockPath(tuple(blocks), residual=True, top="norm", writers=("token",), added=added)
 
     def _check(self, x: Tensor) -> None:
         """Validate dtype and shape; not the values of the ids, which would synchronise with the GPU."""

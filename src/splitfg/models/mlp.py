@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import linear
+from splitfg.sites import BlockPath, PathBlock
 
 
 class MLP(nn.Module):
@@ -49,9 +50,14 @@ class MLP(nn.Module):
         if len(self.sizes) < 2 or min(self.sizes) < 1:
             raise ValueError(f"an MLP needs at least one layer and positive sizes, got {self.sizes}")
         self.layers = nn.ModuleList(layer(n, m, generator=generator) for n, m in pairwise(self.sizes))
+        self.activations = nn.ModuleList(nn.ReLU() for _ in self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the representation h."""
-        for layer in self.layers:
-            x = torch.relu(layer(x))
+        for layer, activation in zip(self.layers, self.activations, strict=True):
+            x = activation(layer(x))
         return x
+
+    def block_path(self) -> BlockPath:
+        """Return every layer with its ReLU as a chain."""
+        return BlockPath(tuple(PathBlock((f"layers.{i}", f"activations.{i}")) for i in range(len(self.layers))))

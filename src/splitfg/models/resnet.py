@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import conv
-from splitfg.sites import ResidualPath, layer_gradients, pull_back, under
+from splitfg.sites import BlockPath, PathBlock, ResidualPath, layer_gradients, pull_back, under
 from splitfg.types import Params
 
 GROUPS = 8
@@ -75,6 +75,19 @@ class BasicBlock(nn.Module):
         return y
 
 
+class GlobalPool(nn.Module):
+    """The mean over pixels, from ``(B, C, H, W)`` to ``(B, C)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean over pixels."""
+        return x.mean(dim=(-2, -1))
+
+    def pull_back(self, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
+        """Distribute u equally over the pixels; see :class:`~splitfg.sites.ClosedForm`."""
+        pixels = x.shape[-1] * x.shape[-2]
+        return (u / pixels)[..., None, None].expand_as(x), {}
+
+
 class ResNet(nn.Module):
     """Stem, stages of BasicBlocks and global average pooling: maps images ``(B, 3, H, W)`` to h ``(B, widths[-1])``.
 
@@ -109,13 +122,20 @@ class ResNet(nn.Module):
                 layers.append(BasicBlock(channels, width, stride=stride, generator=generator))
                 channels = width
         self.blocks = nn.ModuleList(layers)
+        self.pool = GlobalPool()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the globally averaged features h."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
-        return x.mean(dim=(-2, -1))
+        h: Tensor = self.pool(x)
+        return h
+
+    def block_path(self) -> BlockPath:
+        """Return stem and BasicBlocks as a chain; one gradient is predicted for all pixels of an image."""
+        names = ["stem", *(f"blocks.{i}" for i in range(len(self.blocks)))]
+        return BlockPath(tuple(PathBlock((name,)) for name in names), top="pool", pooled=True)
 
 
 class FlatTrunk(nn.Module):
@@ -148,6 +168,10 @@ class FlatTrunk(nn.Module):
     def residual_path(self) -> ResidualPath:
         """Return the residual stream: stem and last ConvNorm write to it, and a ReLU maps its top to h."""
         return ResidualPath(("stem", "block.second"), top="block.activation")
+
+    def block_path(self) -> BlockPath:
+        """Return stem and block as a chain up to the block's last ReLU."""
+        return BlockPath((PathBlock(("stem",)), PathBlock(("block",))))
 
 
 def resnet20(*, generator: torch.Generator) -> ResNet:

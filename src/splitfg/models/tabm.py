@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.models._init import uniform_fan_in_
-from splitfg.sites import Activities
+from splitfg.sites import Activities, BlockPath, PathBlock
 from splitfg.types import Params
 
 ADAPTER_STD = 0.1
@@ -115,16 +115,22 @@ class TabM(nn.Module):
         self.layers = nn.ModuleList(
             BatchEnsembleLinear(n, m, members=members, generator=generator) for n, m in pairwise(sizes)
         )
+        self.activations = nn.ModuleList(nn.ReLU() for _ in self.layers)
         self.mean = MemberMean()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the representation h, the mean over the members."""
         members = x.unsqueeze(-2)
-        for layer in self.layers:
-            members = torch.relu(layer(members))
+        for layer, activation in zip(self.layers, self.activations, strict=True):
+            members = activation(layer(members))
         h: Tensor = self.mean(members)
         return h
 
     def activities(self) -> Activities:
         """Return the sites of activity tangents: every layer; members do not mix before their mean."""
         return Activities(tuple(f"layers.{i}" for i in range(len(self.layers))), top="mean", rows=2)
+
+    def block_path(self) -> BlockPath:
+        """Return every layer with its ReLU as a chain, up to the mean over members."""
+        blocks = (PathBlock((f"layers.{i}", f"activations.{i}")) for i in range(len(self.layers)))
+        return BlockPath(tuple(blocks), top="mean")

@@ -9,6 +9,8 @@ from splitfg.recipes._direct_path import (
     FeedbackRecipe,
     IdentityFeedback,
     MeanJacobianFeedback,
+    NoiseFeedback,
+    ParallelPullMethod,
     RandomFeedback,
 )
 from splitfg.recipes._learned_feedback import (
@@ -79,8 +81,10 @@ __all__ = [
     "MeanJacobianFeedback",
     "MethodRecipe",
     "Muon",
+    "NoiseFeedback",
     "OptimizerRecipe",
     "OrthogonalLaw",
+    "ParallelPullMethod",
     "PredictedActivityMethod",
     "PredictiveCodingMethod",
     "ProbeRecipe",

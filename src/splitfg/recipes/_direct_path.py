@@ -1,4 +1,4 @@
-"""Recipes of the direct path and its feedback."""
+"""Recipes of the direct path, the parallel pull and their feedback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from splitfg.errors import raise_if
 from splitfg.recipes._methods import MethodRecipe
 from splitfg.recipes._registry import Recipe
-from splitfg.recipes.checks import not_positive
+from splitfg.recipes.checks import below, not_positive
 
 if TYPE_CHECKING:
     from splitfg.estimators import Estimator
@@ -53,6 +53,17 @@ class RandomFeedback(FeedbackRecipe):
 
 
 @dataclass(frozen=True)
+class NoiseFeedback(FeedbackRecipe):
+    """Noise of the same size in place of the gradient at the top: a control without any signal."""
+
+    def build(self) -> Feedback:
+        """Return :class:`~splitfg.feedback.NoiseControl`."""
+        from splitfg.feedback import NoiseControl
+
+        return NoiseControl()
+
+
+@dataclass(frozen=True)
 class MeanJacobianFeedback(FeedbackRecipe):
     """The gradient at the top, through the mean Jacobian from each writer, learned with one JVP per step.
 
@@ -89,3 +100,32 @@ class DirectPathMethod(MethodRecipe):
         from splitfg.estimators import DirectPath
 
         return DirectPath(feedback=self.feedback.build(), lean=self.lean)
+
+
+@dataclass(frozen=True)
+class ParallelPullMethod(MethodRecipe):
+    """Exact head; every block of the trunk pulls a predicted gradient at its output back by itself.
+
+    Attributes:
+        feedback: Predicts the gradient at every block's output from u.
+        pulls: How often every block is pulled; as many pulls as blocks are backpropagation.
+        own_block: Keep every pull inside its block.
+
+    Example:
+        >>> from splitfg.recipes import MeanJacobianFeedback, ParallelPullMethod
+        >>> ParallelPullMethod(MeanJacobianFeedback(), pulls=2).build()
+        ParallelPull(...)
+    """
+
+    feedback: FeedbackRecipe = field(default_factory=MeanJacobianFeedback)
+    pulls: int = 1
+    own_block: bool = False
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "pulls"))
+
+    def build(self) -> Estimator:
+        """Return :class:`~splitfg.ParallelPull`, on the trunk's own ``block_path()``."""
+        from splitfg.estimators import ParallelPull
+
+        return ParallelPull(feedback=self.feedback.build(), pulls=self.pulls, own_block=self.own_block)

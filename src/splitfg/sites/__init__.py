@@ -1,24 +1,45 @@
 """Places inside a trunk: taps, recorded passes, layers that know their own gradient, and closed-form pullbacks."""
 
 from splitfg.sites._activities import Activities, ActivityTrunk
+from splitfg.sites._block_path import BlockPath, BlockTrunk, PathBlock, find_blocks
+from splitfg.sites._blocks import (
+    BlockInput,
+    Further,
+    block_inputs,
+    block_params,
+    block_points,
+    pulled_names,
+    run_block,
+    top_shape,
+)
 from splitfg.sites._explained import activity_problems
-from splitfg.sites._layers import LocalLayer, has_layer_gradients, layer_gradients, under
+from splitfg.sites._layers import LocalLayer, added_gradient, has_layer_gradients, layer_gradients, under
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
+from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rules import Rule, register_rule, rule_for
 from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, first_samples, layer_operations, record_tape
-from splitfg.sites._taps import shifted, tapped
+from splitfg.sites._taps import Arguments, shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path
+from splitfg.sites._validate_blocks import validate_blocks
 
 __all__ = [
     "Activities",
     "ActivityTrunk",
     "Alter",
+    "Arguments",
+    "BlockInput",
+    "BlockPath",
+    "BlockTrunk",
     "Calls",
     "ClosedForm",
+    "Further",
     "LocalLayer",
     "Operation",
+    "PathBlock",
+    "Pulled",
+    "Puller",
     "Recorder",
     "Recording",
     "ResidualPath",
@@ -28,20 +49,31 @@ __all__ = [
     "Tape",
     "TapedTrunk",
     "activity_problems",
+    "added_gradient",
+    "block_inputs",
+    "block_params",
+    "block_points",
+    "find_blocks",
     "first_samples",
     "has_layer_gradients",
     "has_pull_back",
     "layer_gradients",
     "layer_operations",
     "pull_back",
+    "pull_block",
+    "pull_with",
+    "pulled_names",
     "record",
     "record_run",
     "record_tape",
     "register_rule",
     "rule_for",
+    "run_block",
     "shifted",
     "tapped",
+    "top_shape",
     "under",
     "validate_activities",
+    "validate_blocks",
     "validate_path",
 ]

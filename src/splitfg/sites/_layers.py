@@ -6,8 +6,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from splitfg.errors import SplitError
 from splitfg.sites._pullback import affine_gradients, is_norm
 from splitfg.types import Params
 
@@ -67,6 +69,27 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
         grads = {"weight": _conv_weight(module, a, delta)}
         return grads if module.bias is None else {**grads, "bias": delta.sum((0, 2, 3))}
     return affine_gradients(module, a, delta)
+
+
+def added_gradient(delta: Tensor, parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter that is added to a stream: a sum over broadcast dimensions.
+
+    Args:
+        delta: Gradient at the stream.
+        parameter: The parameter; one with more rows than the stream is read from its first.
+
+    Raises:
+        SplitError: If the parameter cannot be added to the stream.
+    """
+    lines = (1,) * (delta.ndim - parameter.ndim) + tuple(parameter.shape)
+    along = [i for i, (rows, line) in enumerate(zip(delta.shape, lines, strict=True)) if line == 1 and rows > 1]
+    summed = delta.sum(along, keepdim=True) if along else delta
+    missing = [line - rows for rows, line in zip(summed.shape, lines, strict=True)]
+    if min(missing) < 0:
+        words = f"a parameter of shape {tuple(parameter.shape)} cannot be added to the stream {tuple(delta.shape)}"
+        raise SplitError([f"{words}: name only what is added to the stream as it is"])
+    padding = [size for count in reversed(missing) for size in (0, count)]
+    return (F.pad(summed, padding) if any(missing) else summed).reshape(parameter.shape)
 
 
 def under(name: str, own: Params) -> Params:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
+from torch.utils import _pytree as pytree
 
-from splitfg.sites._taps import tapped
+from splitfg.sites._taps import Arguments, tapped
 from splitfg.splitting import Split, explained
 from splitfg.splitting.checks import skip_checks
 from splitfg.tangents import row_noise
@@ -33,11 +34,19 @@ class TapPoints:
         read: Modules whose inputs are recorded.
         moved: Modules whose outputs get noise.
         top: The module whose input is the response to that noise; ``None`` for h.
+        called: Modules whose further arguments are recorded.
+        over_pixels: Draw one number for all pixels of a channel, rather than one for every pixel.
     """
 
     read: tuple[str, ...]
     moved: tuple[str, ...] = ()
     top: str | None = None
+    called: tuple[str, ...] = ()
+    over_pixels: bool = False
+
+    def moved_part(self, z: Tensor) -> Tensor:
+        """Return the part of a moved output that has the shape of its noise."""
+        return z[..., :1, :1] if self.over_pixels and z.ndim == 4 else z
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Recording:
         wrote: Shapes of their outputs, likewise.
         noise: Unit noise e added to the outputs of the moved modules, one for every call.
         response: J e, the change of the top's input to first order in all noise together; ``None`` without noise.
+        further: Arguments of the called modules after the first, one entry for every call.
     """
 
     h: Tensor
@@ -57,6 +67,7 @@ class Recording:
     wrote: Mapping[str, Sequence[torch.Size]]
     noise: Calls
     response: Tensor | None
+    further: Mapping[str, Sequence[Arguments]] = field(default_factory=dict)
 
 
 class Recorder(Protocol):
@@ -86,10 +97,15 @@ def record_run(trunk: nn.Module, run: Callable[[], Tensor], points: TapPoints, d
     """
     wrote: dict[str, list[torch.Size]] = defaultdict(list)
 
-    def f(t: Tensor | None) -> tuple[Tensor, tuple[Tensor, Calls, Calls]]:
+    def f(t: Tensor | None) -> tuple[Tensor, tuple[Tensor, Calls, Calls, Mapping[str, Sequence[Arguments]]]]:
         reads: dict[str, list[Tensor]] = defaultdict(list)
         noise: dict[str, list[Tensor]] = defaultdict(list)
+        further: dict[str, list[Arguments]] = defaultdict(list)
         tops: list[Tensor] = []
+
+        def keep(name: str, arguments: Arguments) -> None:
+            if name in points.called:
+                further[name].append(pytree.tree_map_only(Tensor, Tensor.detach, arguments))
 
         def tap(name: str, a: Tensor, z: Tensor) -> Tensor | None:
             if name == points.top:
@@ -99,21 +115,23 @@ def record_run(trunk: nn.Module, run: Callable[[], Tensor], points: TapPoints, d
                 wrote[name].append(z.shape)
             if t is None or name not in points.moved:
                 return None
-            noise[name].append(draw(name, z))
+            noise[name].append(draw(name, points.moved_part(z)))
             return z + t * noise[name][-1]
 
-        with tapped(trunk, _each(points), tap):
+        with tapped(trunk, _each(points), tap, arguments=keep if points.called else None):
             h = run()
-        return (tops[0] if tops else h), (h, dict(reads), dict(noise))
+        return (tops[0] if tops else h), (h, dict(reads), dict(noise), dict(further))
 
     if not points.moved:
-        _, (h, reads, _) = f(None)
-        return Recording(h, reads, wrote, {}, None)
+        _, (h, reads, _, further) = f(None)
+        return Recording(h, reads, wrote, {}, None, further)
     p = next(p for p in trunk.parameters() if p.is_floating_point())
     still = torch.zeros((), dtype=p.dtype, device=p.device)
-    _, response, (h, reads, noise) = jvp(f, (still,), (torch.ones_like(still),), has_aux=True)  # type: ignore[misc]
-    return Recording(h, reads, wrote, noise, response)
+    _, response, kept = jvp(f, (still,), (torch.ones_like(still),), has_aux=True)  # type: ignore[misc]
+    h, reads, noise, further = kept
+    return Recording(h, reads, wrote, noise, response, further)
 
 
 def _each(points: TapPoints) -> Collection[str]:
-    return dict.fromkeys((*points.read, *points.moved, *(() if points.top is None else (points.top,))))
+    top = () if points.top is None else (points.top,)
+    return dict.fromkeys((*points.read, *points.moved, *points.called, *top))

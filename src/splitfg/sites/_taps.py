@@ -13,18 +13,36 @@ from splitfg.types import Params
 Tap: TypeAlias = Callable[[str, Tensor, Tensor], Tensor | None]
 """Called with a module's name, input and output; a return value replaces the output."""
 
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a module after its input."""
+
 
 @contextmanager
 def tapped(
-    trunk: nn.Module, names: Iterable[str], tap: Tap, *, before: Callable[[str, Tensor], None] | None = None
+    trunk: nn.Module,
+    names: Iterable[str],
+    tap: Tap,
+    *,
+    before: Callable[[str, Tensor], None] | None = None,
+    arguments: Callable[[str, Arguments], None] | None = None,
 ) -> Iterator[None]:
-    """Call ``tap`` after every call of the named modules, and ``before`` with the input of each."""
+    """Call ``tap`` after every call of the named modules.
+
+    Args:
+        trunk: The modules' owner.
+        names: The modules.
+        tap: Called after a module.
+        before: Called before a module, with its input.
+        arguments: Called before a module, with all its arguments but the input.
+    """
     handles = []
     for name in names:
         module = trunk.get_submodule(name)
         handles.append(module.register_forward_hook(_hook(name, tap), with_kwargs=True))
         if before is not None:
             handles.append(module.register_forward_pre_hook(_pre_hook(name, before), with_kwargs=True))
+        if arguments is not None:
+            handles.append(module.register_forward_pre_hook(_further_hook(name, arguments), with_kwargs=True))
     try:
         yield
     finally:
@@ -70,6 +88,14 @@ def _hook(name: str, tap: Tap) -> Callable[..., Any]:
 def _pre_hook(name: str, before: Callable[[str, Tensor], None]) -> Callable[..., None]:
     def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
         before(name, _first(args, kwargs))
+
+    return hook
+
+
+def _further_hook(name: str, arguments: Callable[[str, Arguments], None]) -> Callable[..., None]:
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        first = None if args else next(iter(kwargs), None)
+        arguments(name, (tuple(args[1:]), {key: value for key, value in kwargs.items() if key != first}))
 
     return hook
 

@@ -75,7 +75,7 @@ def _problems(
         f"what {name} reads is written over before the pass ends: take inplace=True and += out of what follows"
         for name in seen.spoilt
     ]
-    if seen.given.numel() != seen.h.numel() or not _close(seen.given.reshape(seen.h.shape), seen.h):
+    if seen.given.numel() != seen.h.numel() or not close(seen.given.reshape(seen.h.shape), seen.h):
         words = f"h is not what {top} gives, flattened or not"
         found.append(f"{words}: cut the network before it, with split(model, at={top!r}), and name no top")
     return found or further(seen)
@@ -116,7 +116,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
         for name, z in writes
         if z.shape != seen.top.shape
     ]
-    beside = {name: _read(split.trunk.get_parameter(name), seen.top) for name in path.added}
+    beside = {name: read_rows(split.trunk.get_parameter(name), seen.top) for name in path.added}
     found += [
         f"{name} cannot be added to the stream, which is {tuple(seen.top.shape)}: name only what is, as it is"
         for name, read in beside.items()
@@ -126,7 +126,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
         return found
     parts = [*(z for _, z in writes), *(read for read in beside.values() if read is not None)]
     total = sum(parts, torch.zeros_like(seen.top))
-    if _close(total, seen.top):
+    if close(total, seen.top):
         return []
     return [
         "what the writers write does not add up to the top of the stream: name everything that is added to it, and"
@@ -135,7 +135,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
     ]
 
 
-def _read(parameter: Tensor, stream: Tensor) -> Tensor | None:
+def read_rows(parameter: Tensor, stream: Tensor) -> Tensor | None:
     """Return the rows of a parameter that are added to a stream, from its first; ``None`` if it does not fit."""
     read = parameter.detach()
     if read.ndim > stream.ndim:
@@ -147,6 +147,7 @@ def _read(parameter: Tensor, stream: Tensor) -> Tensor | None:
     return read if fits else None
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding."""
     allowed = _ROUNDING.get(expected.dtype, _NARROW_ROUNDING)
     return bool((found - expected).double().norm() <= allowed * expected.double().norm())

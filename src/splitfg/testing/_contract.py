@@ -127,8 +127,9 @@ def _tells_the_truth(make: Callable[[], Estimator], split: Split, x: Inputs, y: 
     make()(split, x, y, generator=torch.Generator(next(split.model.parameters()).device))  # validates the first batch
     with _counting_saved() as saved:
         estimate = _estimate(make, split, x, y)
-    if estimate.stats.trunk_backward == 0 and saved[0]:
-        yield f"stats.trunk_backward is 0, and autograd saved {saved[0]} tensors for a backward pass"
+    if estimate.stats.forward_only and saved[0]:
+        counts = "stats.trunk_backward and stats.block_backward are 0"
+        yield f"{counts}, and autograd saved {saved[0]} tensors for a backward pass"
 
 
 def _rejects(make: Callable[[], Estimator], split: Split, x: Inputs, y: Target) -> Iterator[str]:

@@ -94,7 +94,7 @@ def _view_value(metric: str, group: PresetRuns, decimals: int) -> CellView:
         value=summary.mean,
         runs=summary.n,
         error=(summary.std or 0.0) / math.sqrt(summary.n),
-        forward_only=not group.preset.counts and all(run.report.trunk_backward == 0 for run in group.runs),
+        forward_only=not group.preset.counts and all(run.report.forward_only for run in group.runs),
     )
 
 

@@ -15,6 +15,7 @@ _QUANTITIES = {
     "peak_memory_mib": "Peak memory (MiB)",
     "jvps_per_step": "JVPs per step",
     "trunk_backward": "Reverse passes through the trunk",
+    "block_backward": "Reverse passes inside blocks",
     "steps": "Steps",
     "wall_s": "Wall time",
 }

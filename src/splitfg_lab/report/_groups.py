@@ -13,7 +13,7 @@ from splitfg_lab.report._times import TIMES, timed_alone
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord
 
-_OF_ONE_METHOD = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward")
+_OF_ONE_METHOD = ("step_ms", "peak_memory_mib", "jvps_per_step", "trunk_backward", "block_backward")
 _QUANTITIES = (*_OF_ONE_METHOD, "wall_s", "steps")
 _NEVER_ZERO = ("peak_memory_mib", "steps")  # zero means that the run did not measure it
 

@@ -134,6 +134,7 @@ def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, o
         memory_kind=run.memory.kind,
         jvps_per_step=books.per_step(books.jvps),
         trunk_backward=books.per_step(books.trunk_backward),
+        block_backward=books.per_step(books.block_backward),
         config=identity.config,
         config_digest=config_digest(identity.config),
         data_digests=dict(run.data),

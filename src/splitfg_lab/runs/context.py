@@ -42,9 +42,9 @@ def utc_now() -> str:
 class Books:
     """Counts over all sessions of a run; every checkpoint stores them.
 
-    ``warm_*`` are the first steps of each session, which compile and allocate. ``jvps`` and ``trunk_backward`` are
-    ``None`` until :meth:`RunContext.count` receives them. ``side_by_side`` is the largest number of runs that shared
-    the machine in any session, ``None`` if a session did not know it.
+    ``warm_*`` are the first steps of each session, which compile and allocate. ``jvps``, ``trunk_backward`` and
+    ``block_backward`` are ``None`` until :meth:`RunContext.count` receives them. ``side_by_side`` is the largest number
+    of runs that shared the machine in any session, ``None`` if a session did not know it.
     """
 
     started: str = field(default_factory=utc_now)
@@ -56,6 +56,7 @@ class Books:
     timed_s: float = 0.0
     jvps: float | None = None
     trunk_backward: float | None = None
+    block_backward: float | None = None
     peak_memory_mib: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     side_by_side: int | None = None
@@ -206,8 +207,9 @@ class RunContext:
         seconds: float = 0.0,
         jvps: float | None = None,
         trunk_backward: float | None = None,
+        block_backward: float | None = None,
     ) -> None:
-        """Add steps and the seconds they took, JVPs and reverse passes through the trunk to the counts."""
+        """Add steps, the seconds they took, JVPs and reverse passes through the trunk or its blocks to the counts."""
         books = self.books
         books.steps += steps
         if self._warm:
@@ -221,6 +223,8 @@ class RunContext:
             books.jvps = (books.jvps or 0.0) + jvps
         if trunk_backward is not None:
             books.trunk_backward = (books.trunk_backward or 0.0) + trunk_backward
+        if block_backward is not None:
+            books.block_backward = (books.block_backward or 0.0) + block_backward
 
     def record_matrix(self, name: str, rows: Sequence[Sequence[float]]) -> None:
         """Keep a small matrix for the run's report, for figures; a matrix of the same name is replaced.

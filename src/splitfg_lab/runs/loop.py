@@ -25,7 +25,7 @@ Evaluate: TypeAlias = Callable[[Learner], Mapping[str, float]]
 _OVERFLOW = "without overflow"
 """Part of torch's message for a number that does not fit a tensor's type."""
 
-_COUNTS = ("jvps", "trunk_backward")
+_COUNTS = ("jvps", "trunk_backward", "block_backward")
 """Numbers of a step that are summed for the report instead of logged."""
 
 
@@ -47,7 +47,8 @@ def fit(
     one: a checkpoint holds the learner, the random generators and the numbers not yet logged.
 
     Args:
-        learner: The learner. A step may report ``jvps`` and ``trunk_backward``, which are summed for the report.
+        learner: The learner. A step may report ``jvps``, ``trunk_backward`` and ``block_backward``, which are summed
+            for the report.
         batches: The batch of each step, counted from 0.
         steps: Steps in all.
         generator: The generator that the learner's steps draw from.

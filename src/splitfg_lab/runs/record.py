@@ -45,6 +45,7 @@ class RunReport:
         memory_kind: The kind of memory that ``peak_memory_mib`` counts.
         jvps_per_step: Jacobian-vector products through the trunk per step.
         trunk_backward: Reverse passes through the trunk per step.
+        block_backward: Reverse passes inside single blocks of the trunk per step; ``None`` for none.
         config: The config as JSON.
         config_digest: SHA-256 of ``config``; empty in reports from before there were digests.
         data_digests: SHA-256 of each data set that the run read, by name.
@@ -77,6 +78,12 @@ class RunReport:
     config_digest: str = ""
     data_digests: dict[str, str] = field(default_factory=dict)
     matrices: dict[str, Matrix] = field(default_factory=dict)
+    block_backward: float | None = None
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether the trunk ran no reverse pass, not even inside a block."""
+        return self.trunk_backward == 0 and not self.block_backward
 
     def __post_init__(self) -> None:
         wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]

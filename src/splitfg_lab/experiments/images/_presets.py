@@ -22,9 +22,12 @@ from splitfg.recipes import (
     FrozenMethod,
     HopfieldMethod,
     LearnedFeedbackMethod,
+    MeanJacobianFeedback,
     MethodRecipe,
+    ParallelPullMethod,
     PredictiveCodingMethod,
     PureFGMethod,
+    RandomFeedback,
     RelayRoute,
     SplitFGMethod,
 )
@@ -62,6 +65,14 @@ FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
     "alignment": ("feedback alignment", LearnedFeedbackMethod(RelayRoute(FixedRule()))),
 }
 """Methods with learned and with random feedback maps, by the last part of a preset's name."""
+PULLS: dict[str, tuple[str, MethodRecipe]] = {
+    "pull": ("maps, reverse mode inside own block", ParallelPullMethod(MeanJacobianFeedback(0.1))),
+    "pull2": ("maps, two pulls", ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=2)),
+    "pull3": ("maps, three pulls", ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=3)),
+    "pull-random": ("random maps, reverse mode inside own block", ParallelPullMethod(RandomFeedback())),
+    "pull2-random": ("random maps, two pulls", ParallelPullMethod(RandomFeedback(), pulls=2)),
+}
+"""Parallel pulls on whole backbones, by the last part of a preset's name; a pull of a chain trains its own block."""
 
 # Steps of one pass over the training images.
 _PASS = -(-50_000 // 128)
@@ -189,6 +200,11 @@ def _feedback() -> Iterator[Preset]:
         yield Preset(f"flat-{name}", f"CIFAR-10, flat head, 6,000 steps: {title}", flat, TWO)
         whole = replace(flat, network=CIFAR10.backbone)
         yield Preset(f"resnet20-{name}", f"CIFAR-10, whole ResNet-20, 6,000 steps: {title}", whole, TWO)
+    for name, (title, method) in PULLS.items():
+        config = replace(CIFAR10.ablation(method), network=CIFAR10.backbone)
+        yield Preset(f"resnet20-{name}", f"CIFAR-10, whole ResNet-20, 6,000 steps: {title}", config, TWO)
+    flat = CIFAR10.ablation(PULLS["pull"][1])
+    yield Preset("flat-pull", f"CIFAR-10, flat head, 6,000 steps: {PULLS['pull'][0]}", flat, TWO)
     reference = replace(CIFAR10.ablation(BackpropMethod()), network=CIFAR10.backbone)
     yield Preset("resnet20-backprop", "CIFAR-10, whole ResNet-20, 6,000 steps: Backprop", reference, TWO)
     for setting in SETTINGS:

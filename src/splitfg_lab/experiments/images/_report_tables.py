@@ -10,6 +10,7 @@ from splitfg_lab.experiments.images._presets import (
     FEEDBACK,
     LONGER,
     METHOD_TITLES,
+    PULLS,
     RHOS,
     SETTINGS,
     TANGENTS,
@@ -192,10 +193,13 @@ def _feedback() -> Table:
     for name, (title, _) in FEEDBACK.items():
         longer = (_top1("cifar10-learned"), _top1("cifar100-learned")) if name == "learned" else (None, None)
         rows.append(Row(title.capitalize(), (_top1(f"flat-{name}"), _top1(f"resnet20-{name}"), *longer)))
+    for name, (title, _) in PULLS.items():
+        flat = _top1("flat-pull") if name == "pull" else None
+        rows.append(Row(title.capitalize(), (flat, _top1(f"resnet20-{name}"), None, None)))
     rows.append(Row("Split-FG, K = 4", (_top1("flat-split_fg"), _top1("naive-split_fg"), None, None)))
     return Table(
         "images-feedback",
-        "Feedback without reverse mode: top-1 accuracy, %",
+        "Feedback without a backward pass through the trunk: top-1 accuracy, %",
         (
             "Flat head, 6,000 steps",
             "Whole ResNet-20, 6,000 steps",
@@ -207,7 +211,8 @@ def _feedback() -> Table:
         best_in="column",
         note="Not in the paper, but for Split-FG and for backprop. Learned feedback takes no derivative of the trunk"
         " and reads no weight backward: maps learn from one more forward pass a step, with noise. Relayed, the feedback"
-        " goes from layer to layer; on the direct route every layer gets it straight from the last one.",
+        " goes from layer to layer; on the direct route every layer gets it straight from the last one. Rows with pulls"
+        " run reverse mode inside single blocks, from gradients that maps predict at their outputs.",
     )
 
 

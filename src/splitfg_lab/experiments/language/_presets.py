@@ -31,6 +31,7 @@ from splitfg_lab.experiments.language._config import (
     Sizes,
     UnigramMethod,
 )
+from splitfg_lab.experiments.language._ladder import ladder_presets
 from splitfg_lab.experiments.spec import Preset
 
 LR = 1.5e-3
@@ -101,7 +102,9 @@ def presets() -> tuple[Preset, ...]:
     full = [*_baselines(), *_split_fg(), *_variations(), *_varied(), *_direct()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
     screens = [*_more_tangents(), *_other_lookup(), *_pure_fg_screening(), *_backprop_screening()]
-    found = {p.name: p for p in [*full, *tenths, *screens]}
+    found: dict[str, Preset] = {}
+    for p in [*full, *tenths, *screens, *ladder_presets()]:
+        found.setdefault(p.name, p)
     return tuple(found.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from splitfg_lab.experiments.language._ladder_tables import ladder_figures, ladder_tables
 from splitfg_lab.experiments.language._presets import (
     BACKPROP_OPTIMIZERS,
     BACKPROP_RATES,
@@ -193,6 +194,7 @@ def tables() -> tuple[Table, ...]:
             " up in the table that is being trained; apart, trunk and head are clipped each by itself.",
         ),
         _direct_table(),
+        *ladder_tables(CORPUS),
         _table(
             "language-pure-fg",
             "Pure forward gradient, K = 4: learning rate, 10% budget",
@@ -309,6 +311,7 @@ def figures() -> tuple[Curves | Sweep, ...]:
             "validation perplexity",
             labels=("Split-FG, K = 4",),
         ),
+        *ladder_figures(),
     )
 
 

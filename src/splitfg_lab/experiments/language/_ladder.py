@@ -1,0 +1,179 @@
+"""The ladder to backprop: presets between the frozen trunk and tuned backprop, all with the lookup trained.
+
+Names end in the budget: ``-3``, ``-10`` and ``-30`` percent of an epoch, nothing for the whole epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from splitfg.recipes import (
+    Adam,
+    AdamW,
+    BackpropMethod,
+    DeltaMapRule,
+    DirectPathMethod,
+    FrozenMethod,
+    IdentityFeedback,
+    LearnedFeedbackMethod,
+    MeanJacobianFeedback,
+    MethodRecipe,
+    NoiseFeedback,
+    ParallelPullMethod,
+    RandomFeedback,
+    RelayRoute,
+    SplitFGMethod,
+)
+from splitfg_lab.experiments.language._config import EPOCH, TENTH, Language, Sizes
+from splitfg_lab.experiments.spec import Preset
+
+LR = 1.5e-3
+BUDGETS = {"-3": EPOCH * 3 // 100, "-10": TENTH, "-30": EPOCH * 3 // 10, "": EPOCH}
+"""Steps by the last part of a preset's name."""
+EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
+THREE = (0, 1, 2)
+SLOW_MAPS = MeanJacobianFeedback(0.045)
+"""Maps that follow slowly and with little noise, for trunk steps of rho = 0.1."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A method of the ladder.
+
+    Attributes:
+        title: Its name in tables.
+        method: Where the trunk's gradient comes from.
+        rhos: Trunk step scales to run; the first is the one of the table.
+        waits: The critical path of the trunk's learning in block-times, for a trunk of n blocks: a forward pass
+            through one block takes 1, its pull 2.
+        eps: Adam's eps.
+        seeds: Seeds of the runs with the 10% budget.
+    """
+
+    title: str
+    method: MethodRecipe
+    rhos: tuple[float, ...]
+    waits: str
+    eps: float = 1e-6
+    seeds: tuple[int, ...] = (0,)
+
+
+def _pull(feedback: MeanJacobianFeedback | IdentityFeedback | RandomFeedback, pulls: int = 1) -> ParallelPullMethod:
+    return ParallelPullMethod(feedback, pulls)
+
+
+_OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
+_OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
+_DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
+_FORWARD, _OWN, _TWO, _MAPS = "n", "n + 2", "n + 4", "2n"
+
+RUNGS: dict[str, Rung] = {
+    "noise": Rung("Direct path, r replaced by noise", DirectPathMethod(NoiseFeedback()), (0.03,), _FORWARD),
+    "dfa": Rung("Random maps to the writers", DirectPathMethod(RandomFeedback()), (0.03, 0.1), _FORWARD),
+    "own-random": Rung("Random maps, reverse mode inside own block", _OWN_RANDOM, (0.03, 0.1), _OWN),
+    "direct-eps": Rung("Direct path", DirectPathMethod(), (0.03,), _FORWARD),
+    "maps": Rung(
+        "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
+    ),
+    "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
+    "pull-random": Rung("Random maps, one pull", _pull(RandomFeedback()), (0.1,), _OWN),
+    "pull-identity": Rung("r unchanged, one pull", _pull(IdentityFeedback()), (0.3, 0.1), _OWN),
+    "pull2-identity": Rung("r unchanged, two pulls", _pull(IdentityFeedback(), 2), (0.3, 0.1), _TWO),
+    "pull3-identity": Rung("r unchanged, three pulls", _pull(IdentityFeedback(), 3), (0.3,), "n + 6"),
+    "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
+    "pull2-maps": Rung("Maps, two pulls", _pull(SLOW_MAPS, 2), (0.1, 0.3), "2n + 4", seeds=THREE),
+    "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
+    "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
+    "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
+    "learned-delta": Rung("Learned feedback, delta rule", _DELTA, (0.3, 0.1), "4n"),
+    "tuned": Rung("Backprop, tuned", BackpropMethod(), (0.3, 0.1), "3n", seeds=THREE),
+}
+"""Methods by the first part of a preset's name, from the frozen trunk to backprop."""
+
+CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
+    "frozen": ("Frozen trunk", FrozenMethod(), 1.0, False),
+    "frozen-apart": ("Frozen trunk, clipped apart", FrozenMethod(), 1.0, True),
+    "split_fg": ("Split-FG, K = 4, rho = 0.1", SplitFGMethod(4), 0.1, False),
+    "split_fg-apart": ("Split-FG, K = 4, rho = 0.1, clipped apart", SplitFGMethod(4), 0.1, True),
+    "backprop": ("Backprop, rho = 0.3", BackpropMethod(), 0.3, False),
+}
+"""Methods of the comparison of Adam's eps: title, method, rho, and whether trunk and head are clipped apart."""
+LONGER = ("maps", "pull-maps", "pull2-maps", "pull4-maps", "learned", "tuned")
+"""Methods that run with every budget."""
+SIZES = {
+    "large": (Sizes(layers=12, width=768, heads=12), 3_000, "12 blocks of width 768"),
+    "deep": (Sizes(layers=16), 7_000, "16 blocks"),
+}
+"""Other sizes of the trunk: sizes, steps and a title, by the first part of a preset's name."""
+SIZED = ("maps", "pull-maps", "pull2-maps", "tuned")
+SIZED_RHOS = (0.1, 0.03)
+
+
+def rung(name: str, rho: float | None = None, budget: str = "-10") -> str:
+    """Return the name of a preset of the ladder; ``rho`` defaults to the one of the table."""
+    return f"{name}-rho{RUNGS[name].rhos[0] if rho is None else rho:g}{budget}"
+
+
+def sized(size: str, name: str, rho: float = SIZED_RHOS[0]) -> str:
+    """Return the name of a preset with another size; ``frozen`` has no rho."""
+    return f"{size}-{name}" if name == "frozen" else f"{size}-{name}-rho{rho:g}"
+
+
+def epsilon(name: str, eps: float) -> str:
+    """Return the name of a preset of the comparison of Adam's eps, with the 10% budget."""
+    known = {
+        ("frozen", 1e-8): "frozen-10",
+        ("frozen-apart", 1e-8): "frozen-apart-10",
+        ("split_fg", 1e-8): "split_fg-k4-rho0.1-10",
+        ("split_fg-apart", 1e-8): "split_fg-k4-rho0.1-apart-10",
+        ("backprop", 1e-8): "backprop-adam-lr0.0015-rho0.3-10",
+        ("backprop", 1e-6): rung("tuned"),
+    }
+    return known.get((name, eps), f"{name}-eps{eps:g}-10")
+
+
+def ladder_presets() -> Iterator[Preset]:
+    """Yield all presets of the ladder; earlier presets of the same name come first."""
+    for name, found in RUNGS.items():
+        for rho in found.rhos:
+            for budget in BUDGETS if name in LONGER else ("-10",):
+                yield _preset(name, found, rho, budget)
+    yield from _sized()
+    yield from _epsilons()
+    decayed = replace(_config(RUNGS["tuned"], 0.3), optimizer=AdamW(lr=LR, eps=1e-6))
+    yield Preset("tuned-adamw-10", "Backprop, AdamW, eps 1e-06, rho = 0.3, 10% budget", _short(decayed, TENTH))
+
+
+def _config(found: Rung, rho: float) -> Language:
+    return Language(found.method, Adam(lr=LR, eps=found.eps), rho=rho, tied="include")
+
+
+def _short(config: Language, steps: int) -> Language:
+    return replace(config, steps=steps, evaluations=20, checkpoints=1)
+
+
+def _preset(name: str, found: Rung, rho: float, budget: str) -> Preset:
+    share = f", {budget.removeprefix('-')}% budget" if budget else ""
+    config = _config(found, rho)
+    seeds = found.seeds if budget == "-10" and rho == found.rhos[0] else (0,)
+    title = f"{found.title}, rho = {rho:g}{share}"
+    return Preset(rung(name, rho, budget), title, _short(config, BUDGETS[budget]) if budget else config, seeds)
+
+
+def _sized() -> Iterator[Preset]:
+    for size, (sizes, steps, title) in SIZES.items():
+        frozen = Language(FrozenMethod(), Adam(lr=LR, eps=1e-6), model=sizes)
+        yield Preset(sized(size, "frozen"), f"{title}, {steps:,} steps: frozen trunk", _short(frozen, steps))
+        for name in SIZED:
+            for rho in SIZED_RHOS:
+                config = replace(_config(RUNGS[name], rho), model=sizes)
+                says = f"{title}, {steps:,} steps: {RUNGS[name].title}, rho = {rho:g}"
+                yield Preset(sized(size, name, rho), says, _short(config, steps))
+
+
+def _epsilons() -> Iterator[Preset]:
+    for name, (title, method, rho, apart) in CONTROLS.items():
+        for eps in EPSILONS:
+            config = Language(method, Adam(lr=LR, eps=eps), rho=rho, clip_apart=apart)
+            yield Preset(epsilon(name, eps), f"{title}, eps {eps:g}, 10% budget", _short(config, TENTH))
