@@ -3,6 +3,8 @@
 import contextlib
 import os
 
+import pytest
+
 if os.environ.get("SPLITFG_TEST_DTYPE"):  # make float64
     import torch
 
@@ -21,3 +23,13 @@ with contextlib.suppress(ImportError):  # the tests for a GPU need no hypothesis
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("splitfg")
+
+
+@pytest.fixture(scope="session")
+def crew():
+    """Four processes that form a gloo group, for all tests of one session."""
+    from _crew import Crew
+
+    crew = Crew(4)
+    yield crew
+    crew.close()

@@ -38,6 +38,10 @@ class NonFiniteError(SplitError):
     """h, the loss or a score is NaN or infinite: training has diverged, or the input was not finite."""
 
 
+class LostRankError(RuntimeError):
+    """A process of several has died, hangs, or was never there: a collective operation failed or timed out."""
+
+
 class DataError(ValueError):
     """Data that is missing, damaged or inconsistent with its description.
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from _crew import Crew
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -22,15 +21,6 @@ from splitfg.distributed import (
     replay,
 )
 from splitfg.models import MLP
-
-SIZE = 4
-
-
-@pytest.fixture(scope="module")
-def crew():
-    crew = Crew(SIZE)
-    yield crew
-    crew.close()
 
 
 class Residual(nn.Module):

@@ -2,10 +2,11 @@
 
 from splitfg.distributed._estimator import DistributedEstimator
 from splitfg.distributed._local_heads import LocalHeads
-from splitfg.distributed._ranks import LostRankError, Ranks, connect
+from splitfg.distributed._ranks import Ranks, connect
 from splitfg.distributed._replicas import check_replicas
 from splitfg.distributed._scores import ScoreLog, replay
 from splitfg.distributed._sharded_head import ShardedHead
+from splitfg.errors import LostRankError
 
 __all__ = [
     "DistributedEstimator",

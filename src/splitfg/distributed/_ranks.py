@@ -14,16 +14,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils import _pytree as pytree
 
-from splitfg.errors import SplitError, raise_if
+from splitfg.errors import LostRankError, SplitError, raise_if
 from splitfg.splitting.checks import has_rows
 from splitfg.types import Inputs, Target
 
 ROWS: Final = "rows"
 TANGENTS: Final = "tangents"
-
-
-class LostRankError(RuntimeError):
-    """A process has died, hangs, or was never there: a collective operation failed or timed out."""
 
 
 class Ranks:

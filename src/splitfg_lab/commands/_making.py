@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,13 @@ from rich.console import Console
 from splitfg_lab.commands._listing import listing_console
 from splitfg_lab.commands._targets import Plan
 from splitfg_lab.runs import RunError, RunFolder
+from splitfg_lab.runs.lease import BusyError
 
 if TYPE_CHECKING:
-    from splitfg_lab.runs.jobs import Outcome
+    from splitfg_lab.runs.jobs import Job, Outcome
+
+_POLL_S = 5.0
+"""Seconds between two looks at runs of other hosts."""
 
 _NAMED = 5
 """Runs that a summary names before it counts the rest."""
@@ -33,6 +38,20 @@ class How:
     device: str = "auto"
     tensorboard: bool = False
     as_json: bool = False
+    ranks: int = 1
+    restarts: int = 3
+    timeout: float = 300.0
+    share: bool = False
+
+    def command(self, folder: RunFolder) -> tuple[str, ...]:
+        """Return the command that runs a folder: one process, or several that torchrun starts and restarts."""
+        options = ["--device", self.device, *(["--tensorboard"] if self.tensorboard else [])]
+        worker = ("-m", "splitfg_lab.commands.worker", str(folder.path), *options)
+        if self.ranks == 1:
+            return (sys.executable, *worker)
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks))
+        tries = ("--max-restarts", str(self.restarts))
+        return (sys.executable, *torchrun, *tries, *worker, "--timeout", str(self.timeout), "--no-restart")
 
 
 @dataclass(frozen=True)
@@ -69,17 +88,50 @@ def make(folders: Sequence[RunFolder], refused: list[Outcome], how: How) -> list
     from splitfg_lab.runs.jobs import Job, run_jobs
 
     console = listing_console()
-    waiting, unusable = _claim(folders)
-    command = [sys.executable, "-m", "splitfg_lab.commands.worker"]
-    options = ["--device", how.device, *(["--tensorboard"] if how.tensorboard else [])]
-    queue = [Job(folder, (*command, str(folder.path), *options)) for folder in waiting]
+    waiting, unusable = _claim(folders, share=how.share)
+    queue = [Job(folder, how.command(folder)) for folder in waiting]
     with choose_view(console, total=len(queue), as_json=how.as_json) as view:
         for outcome in refused + unusable:
             view.show({"event": "failed", "run": outcome.run, "message": outcome.message})
-        outcomes = refused + unusable + run_jobs(queue, at_once=how.jobs, view=view)
+        made = run_jobs(queue, at_once=how.jobs, view=view)
+        while how.share and not _stopped(made) and (left := _unfinished(queue, made)):
+            time.sleep(_POLL_S)
+            free = [job for job in left if _is_free(job.folder)]
+            again = {o.run: o for o in run_jobs(free, at_once=how.jobs, view=view)}
+            made = [again.get(outcome.run, outcome) for outcome in made]
+    outcomes = refused + unusable + [_judged(outcome, queue, how) for outcome in made]
     finished = len(folders) - len(waiting) - len(unusable)
     _summarise(console, outcomes, finished_before=finished, as_json=how.as_json)
     return outcomes
+
+
+def _is_free(folder: RunFolder) -> bool:
+    try:
+        folder.require_free()
+    except BusyError:
+        return False
+    return True
+
+
+def _stopped(outcomes: Sequence[Outcome]) -> bool:
+    return any(outcome.status in ("stopped", "waiting") for outcome in outcomes)
+
+
+def _unfinished(queue: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Job]:
+    """Return the jobs that another host had, and has not finished; their hosts may be dead."""
+    elsewhere = {outcome.run for outcome in outcomes if outcome.status == "elsewhere"}
+    return [job for job in queue if job.folder.name in elsewhere and not job.folder.finished]
+
+
+def _judged(outcome: Outcome, queue: Sequence[Job], how: How) -> Outcome:
+    """Count a run that another host finished as such; without sharing, one that is in use has failed."""
+    if outcome.status != "elsewhere":
+        return outcome
+    folder = next(job.folder for job in queue if job.folder.name == outcome.run)
+    if how.share and folder.finished:
+        report = folder.report()
+        return replace(outcome, status=report.status, message=report.message, metrics=report.metrics)
+    return replace(outcome, status="failed")
 
 
 def discard_refused(new: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> None:
@@ -91,7 +143,7 @@ def discard_refused(new: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> No
                 folder.discard()
 
 
-def _claim(folders: Sequence[RunFolder]) -> tuple[list[RunFolder], list[Outcome]]:
+def _claim(folders: Sequence[RunFolder], *, share: bool) -> tuple[list[RunFolder], list[Outcome]]:
     """Separate folders that can run from those that are in use or damaged, before any process starts."""
     from splitfg_lab.runs.jobs import Outcome
 
@@ -102,8 +154,13 @@ def _claim(folders: Sequence[RunFolder]) -> tuple[list[RunFolder], list[Outcome]
             if folder.finished:
                 folder.require_result()
                 continue
-            with folder.locked():
+            folder.require_free()
+            waiting.append(folder)
+        except BusyError as error:
+            if share:
                 waiting.append(folder)
+            else:
+                unusable.append(Outcome(folder.name, "failed", str(error)))
         except RunError as error:
             unusable.append(Outcome(folder.name, "failed", str(error)))
     return waiting, unusable

@@ -54,5 +54,20 @@ Results = Annotated[Path, typer.Option("--results", help="Folder of the recorded
 Recorded = Annotated[Path, typer.Option("--results", help="Folder of the recorded results.", callback=check_results)]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of runs at a time, each in its own process.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1.", callback=check_device)]
+Ranks = Annotated[
+    int, typer.Option("--ranks", min=1, help="Processes that share each run, started by torchrun; see --restarts.")
+]
+Restarts = Annotated[
+    int, typer.Option("--restarts", min=0, help="With --ranks: restarts from the last checkpoint if one is lost.")
+]
+RankTimeout = Annotated[
+    float, typer.Option("--rank-timeout", min=1, help="With --ranks: seconds after which a hung process is lost.")
+]
+Share = Annotated[
+    bool,
+    typer.Option(
+        "--share", help="Divide the runs with other hosts that run the same command on the same --runs folder."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs to the run folder.")]

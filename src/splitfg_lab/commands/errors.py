@@ -8,6 +8,9 @@ from splitfg_lab.runs import ConfigError, RunError
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_LOST = 75
+"""Of several processes one is gone; a restart may go on from the last checkpoint."""
+
 EXIT_STOPPED = 130
 
 EXPECTED = (RunError, DataError, SplitError)

@@ -20,12 +20,17 @@ from splitfg_lab.commands._options import (
     Device,
     Jobs,
     Json,
+    Ranks,
+    RankTimeout,
+    Restarts,
     Results,
     Runs,
+    Share,
     TensorBoard,
     complete_runs,
     complete_targets,
 )
+from splitfg_lab.commands._ranked import run_here, under_torchrun
 from splitfg_lab.commands._targets import Plan, find_runs, make_plans, parse_seeds
 from splitfg_lab.commands._times import recorded_seconds, time_sentence
 from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED
@@ -58,6 +63,10 @@ def run(
         bool, typer.Option("--dry-run", help="Only list the runs, their state and expected time; write nothing.")
     ] = False,
     jobs: Jobs = 1,
+    ranks: Ranks = 1,
+    restarts: Restarts = 3,
+    rank_timeout: RankTimeout = 300.0,
+    share: Share = False,
     device: Device = "auto",
     runs: Runs = DEFAULT_RUNS,
     results: Results = DEFAULT_RESULTS,
@@ -66,7 +75,9 @@ def run(
 ) -> None:
     """Run presets; skip finished runs and resume interrupted ones."""
     plans = make_plans(targets, settings or [], None if seeds is None else parse_seeds(seeds), smoke=smoke)
-    how = How(jobs, device, tensorboard, as_json)
+    how = How(jobs, device, tensorboard, as_json, ranks, restarts, rank_timeout, share)
+    if under_torchrun():
+        raise typer.Exit(run_here(plans, runs, how))
     if dry_run:
         _print_plans(plans, runs, results)
     elif smoke:
@@ -88,13 +99,17 @@ def resume(
         ),
     ] = None,
     jobs: Jobs = 1,
+    ranks: Ranks = 1,
+    restarts: Restarts = 3,
+    rank_timeout: RankTimeout = 300.0,
+    share: Share = False,
     device: Device = "auto",
     runs: Runs = DEFAULT_RUNS,
     tensorboard: TensorBoard = False,
     as_json: Json = False,
 ) -> None:
     """Resume interrupted runs from their checkpoints."""
-    how = How(jobs, device, tensorboard, as_json)
+    how = How(jobs, device, tensorboard, as_json, ranks, restarts, rank_timeout, share)
     _finish(make(find_runs(runs, names or []), [], how), _resume_command(runs, how))
 
 
@@ -164,6 +179,7 @@ def _resume_command(root: Path, how: How) -> str:
     """Return the command that resumes interrupted runs with the same options."""
     options = [
         *(["--jobs", str(how.jobs)] if how.jobs > 1 else []),
+        *(["--ranks", str(how.ranks)] if how.ranks > 1 else []),
         *(["--device", how.device] if how.device != "auto" else []),
         *(["--tensorboard"] if how.tensorboard else []),
         *(["--runs", str(root)] if root != DEFAULT_RUNS else []),

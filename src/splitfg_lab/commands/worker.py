@@ -2,6 +2,9 @@
 
 It prints events to standard output as JSON lines and redirects the output of the experiment to standard error. The
 exit code is 0 if the run is done, 1 if it diverged or failed, 2 if its config cannot be used, 130 if it was stopped.
+
+``torchrun --nproc-per-node N -m splitfg_lab.commands.worker FOLDER`` runs it in N processes, the first of which writes
+the folder and prints the events. If a process is lost, the others exit with code 1, and torchrun may restart them.
 """
 
 from __future__ import annotations
@@ -15,41 +18,64 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from splitfg.errors import LostRankError
 from splitfg_lab.commands._targets import find_preset
-from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXPECTED, exit_code
+from splitfg_lab.commands.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK, EXIT_STOPPED, EXPECTED, exit_code
 from splitfg_lab.experiments.spec import Experiment
 from splitfg_lab.runs import RunFolder, Runner, StoppedError, from_json
 from splitfg_lab.runs.context import Emit
 from splitfg_lab.runs.interrupts import stop_signals
+from splitfg_lab.runs.lease import BusyError
+
+if TYPE_CHECKING:
+    from splitfg.distributed import Ranks
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one folder and return the exit code."""
     options = _parse(arguments)
-    folder = RunFolder(options.folder)
     _log_in_utf8()
-    stream = _EventStream()
     for number in stop_signals():
         signal.signal(number, _interrupt)
+    try:
+        ranks = join_ranks(options.device, options.timeout)
+    except (*EXPECTED, LostRankError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_LOST
+    code = run_folder(RunFolder(options.folder), options.device, tensorboard=options.tensorboard, ranks=ranks)
+    # torchrun would restart a run that ends the same way every time; the events tell how it ended
+    return EXIT_OK if options.no_restart and code != EXIT_LOST else code
+
+
+def run_folder(folder: RunFolder, device: str, *, tensorboard: bool = False, ranks: Ranks | None = None) -> int:
+    """Run one folder, alone or with other processes, and return the exit code."""
+    stream: Emit = _EventStream() if ranks is None or ranks.is_first else _Silence()
 
     def end(event: str, message: str, **more: Any) -> None:
         stream({"event": event, "run": folder.name, "message": message, **more})
 
     try:
-        return _work(folder, options.device, _listeners(stream, folder, tensorboard=options.tensorboard))
+        return _work(folder, device, _listeners(stream, folder, tensorboard=tensorboard), ranks)
     except StoppedError as error:
         end("stopped", str(error))
         return EXIT_STOPPED
     except KeyboardInterrupt:
         end("stopped", _unsaved(folder))
         return EXIT_STOPPED
+    except LostRankError as error:
+        end("note", str(error), text=str(error))
+        return EXIT_LOST
+    except BusyError as error:
+        end("elsewhere", str(error))
+        return EXIT_FAILED
     except EXPECTED as error:
         # the event first: on a full disk the log cannot be written
-        end("failed", str(error), refused=not stream.begun)
+        end("failed", str(error), refused=not getattr(stream, "begun", True))
         _log_traceback()
         return exit_code(error)
     except Exception as error:
@@ -63,16 +89,32 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tensorboard", action="store_true")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a hung process is lost")
+    parser.add_argument("--no-restart", action="store_true", help="exit with 0 unless a process was lost")
     return parser.parse_args(arguments)
 
 
-def _work(folder: RunFolder, device: str, emit: Emit) -> int:
+def join_ranks(device: str, timeout: float) -> Ranks | None:
+    """Join the processes that torchrun has started; ``None`` in a process that was started by itself.
+
+    Raises:
+        LostRankError: Not all processes arrive.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ and "RANK" not in os.environ:
+        return None
+    from splitfg.distributed import connect
+    from splitfg_lab.runs.environment import resolve_device
+
+    return connect(device=resolve_device(device).type, timeout=timedelta(seconds=timeout))
+
+
+def _work(folder: RunFolder, device: str, emit: Emit, ranks: Ranks | None) -> int:
     from splitfg_lab.runs import execute
 
     identity = folder.identity()
     experiment, preset = find_preset(identity.experiment, identity.preset)
     config = from_json(type(preset.config), experiment.completed(identity.config))
-    report = execute(folder, _load_runner(experiment), config, device=device, emit=emit)
+    report = execute(folder, _load_runner(experiment), config, device=device, emit=emit, ranks=ranks)
     return EXIT_OK if report.status == "done" else EXIT_FAILED
 
 
@@ -138,6 +180,13 @@ class _EventStream:
             # the process that started this run is gone: save and stop
             self._watched = False
             signal.raise_signal(signal.SIGTERM)
+
+
+class _Silence:
+    """Drop the events of processes other than the first."""
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Do nothing."""
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

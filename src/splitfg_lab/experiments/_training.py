@@ -63,12 +63,16 @@ class Training(Protocol):
         """Number of checkpoints."""
 
 
-def gradient_learner(config: Training, split: Split, *, horizon: int) -> GradientLearner:
-    """Build the eager learner of a config, with a learning rate annealed over ``horizon`` steps."""
+def gradient_learner(config: Training, split: Split, *, horizon: int, run: RunContext | None = None) -> GradientLearner:
+    """Build the eager learner of a config, with a learning rate annealed over ``horizon`` steps.
+
+    The processes of ``run``, if there are several, divide the rows of its batches.
+    """
     assert isinstance(config.method, MethodRecipe)
+    estimator = config.method.build()
     return GradientLearner(
         split,
-        config.method.build(),
+        estimator if run is None else run.spread(estimator),
         config.optimizer.build(split, rho=config.rho),
         schedule=CosineWithWarmup(horizon, config.warmup),
         max_norm=config.max_norm,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,7 +23,11 @@ from splitfg_lab.runs.environment import (
     versions,
 )
 from splitfg_lab.runs.folder import RunFolder, RunIdentity
+from splitfg_lab.runs.lease import Lease, leased
 from splitfg_lab.runs.record import RunReport, Status
+
+if TYPE_CHECKING:
+    from splitfg.distributed import Ranks
 
 
 class Runner(Protocol):
@@ -32,7 +37,9 @@ class Runner(Protocol):
         """Build the model and data that the config names, train or measure, and return the final metrics."""
 
 
-def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit: Emit) -> RunReport:
+def execute(
+    folder: RunFolder, runner: Runner, config: Any, *, device: str, emit: Emit, ranks: Ranks | None = None
+) -> RunReport:
     """Run a prepared folder, from its checkpoint if it has one, and write its report.
 
     Args:
@@ -42,6 +49,8 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
         device: ``auto``, ``cpu``, ``cuda``, ...; a run resumes on the kind of device on which it began, with as many
             CPU threads.
         emit: Receives the events of the run.
+        ranks: The processes that share the run, which all call this function. The first one locks the folder and
+            writes its files; a run may resume with another number of processes.
 
     Returns:
         The report, which is also in the folder. A finished run is not run again.
@@ -51,29 +60,58 @@ def execute(folder: RunFolder, runner: Runner, config: Any, *, device: str, emit
         RunError: Another process uses the folder, its config or its data changed since the run began, a file is
             damaged, the disk is full, or the device does not exist.
     """
-    with folder.locked():
-        report = folder.report() if folder.finished else _make_report(folder, runner, config, device, emit)
+    leads = ranks is None or ranks.is_first
+    with _held(folder) if leads else nullcontext() as lease:
+        finished = _agreed(folder.finished, ranks)
+        report = folder.report() if finished else _make_report(folder, runner, config, device, emit, ranks, lease)
+    if not leads:
+        return report
     ending = {"status": report.status, "metrics": report.metrics, "message": report.message}
     emit({"event": "finished", "run": folder.name, **ending})
     return report
 
 
-def _make_report(folder: RunFolder, runner: Runner, config: Any, device: str, emit: Emit) -> RunReport:
+@contextmanager
+def _held(folder: RunFolder) -> Iterator[Lease]:
+    """Hold the folder's lock against processes of this host, and its lease against other hosts."""
+    with folder.locked(), leased(folder.path) as lease:
+        yield lease
+
+
+def _agreed(finished: bool, ranks: Ranks | None) -> bool:
+    """Return whether the first process found the run finished: the others may look after it has finished it."""
+    return finished if ranks is None else ranks.texts(str(finished))[0] == "True"
+
+
+def _make_report(
+    folder: RunFolder,
+    runner: Runner,
+    config: Any,
+    device: str,
+    emit: Emit,
+    ranks: Ranks | None,
+    lease: Lease | None,
+) -> RunReport:
     # read at once: it is the revision of the loaded code, and files may change during the run
     identity, revision = folder.identity(), source_revision()
     checkpoint = load_checkpoint(folder.path)
     if checkpoint is not None and "run" in checkpoint.state:
         require_same_run(folder.config_path, checkpoint.state["run"], asdict(identity))
+    if ranks is not None:
+        ranks.texts("")  # all have read the checkpoint before the first one can write another
     chosen = _choose_device(device, checkpoint)
     # sums are rounded differently with another number of threads: a run keeps the one it began with
     threads = checkpoint.state.get("threads") if checkpoint is not None else None
     with (
         cpu_threads(threads),
-        RunContext(folder, checkpoint, device=chosen, emit=emit, identity=identity) as run,
+        RunContext(folder, checkpoint, device=chosen, emit=emit, identity=identity, ranks=ranks, lease=lease) as run,
     ):
         run.emit("started", step=run.books.steps, device=describe_device(chosen))
         outcome = _run(runner, config, identity.seed, run)
         report = _report(replace(identity, config=to_json(config)), revision, run, outcome)
+    if lease is None:
+        return report
+    lease.require()
     if report.status == "done":
         drop_previous(folder.path)
     folder.finish(report)
@@ -139,5 +177,6 @@ def _report(identity: RunIdentity, revision: Revision | None, run: RunContext, o
         config_digest=config_digest(identity.config),
         data_digests=dict(run.data),
         side_by_side=books.side_by_side,
+        ranks=1 if run.ranks is None else run.ranks.size,
         matrices=run.matrices,
     )

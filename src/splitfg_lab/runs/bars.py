@@ -68,12 +68,14 @@ class BarView:
         """Draw the event."""
         kind, run, key = event["event"], event["run"], key_of(event)
         if kind == "started":
+            if key in self._runs:  # torchrun has restarted it
+                self._close(key)
             self._runs[key] = _Run(self._bars.add_task(run, total=None, detail="starting"))
         elif kind == "progress":
             self._advance(self._runs[key], event)
         elif kind == "phase":
             self._advance_phase(self._runs[key], event)
-        elif kind in ("finished", "stopped", "failed"):
+        elif kind in ("finished", "stopped", "failed") or (kind == "elsewhere" and key in self._runs):
             self._close(key)
         line = format_event(event)
         if line and not (kind == "started" and event["step"] == 0):

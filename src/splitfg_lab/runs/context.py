@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch
 
@@ -20,8 +20,13 @@ from splitfg_lab.runs.digests import config_digest, require_same_data
 from splitfg_lab.runs.environment import PeakMemory, side_by_side
 from splitfg_lab.runs.folder import RunFolder, RunIdentity
 from splitfg_lab.runs.interrupts import StopRequest, stop_requests
+from splitfg_lab.runs.lease import Lease
 from splitfg_lab.runs.progress import Event
 from splitfg_lab.runs.record import Matrix
+
+if TYPE_CHECKING:
+    from splitfg.distributed import Ranks
+    from splitfg.estimators import Estimator
 
 Emit: TypeAlias = Callable[[Event], None]
 """Receives the events of a run."""
@@ -86,6 +91,9 @@ class RunContext:
         device: The device to compute on.
         emit: Receives the events.
         identity: The contents of ``config.json``, which checkpoints store.
+        ranks: The processes that share the run; the first of them writes its files and answers signals. ``None`` for
+            one process.
+        lease: The folder's lease, which must hold whenever a checkpoint is written.
 
     Attributes:
         device: The device to compute on.
@@ -104,8 +112,13 @@ class RunContext:
         device: torch.device,
         emit: Emit,
         identity: RunIdentity | None = None,
+        ranks: Ranks | None = None,
+        lease: Lease | None = None,
     ) -> None:
         folder.require_unfinished()
+        self.ranks, self._lease = ranks, lease
+        self.leads = ranks is None or ranks.is_first
+        self._spread = False
         self.device = device
         self.memory = PeakMemory(device)
         self.data: dict[str, str] = {}
@@ -122,7 +135,8 @@ class RunContext:
         self.restored: Mapping[str, Any] | None = saved.get("state")
         self._data_began: Mapping[str, str] = saved.get("data", {})
         self.matrices: dict[str, Matrix] = {}
-        self._metrics = MetricsWriter(folder.metrics_path, keep=saved.get("metrics_bytes", 0))
+        keep = saved.get("metrics_bytes", 0)
+        self._metrics = MetricsWriter(folder.metrics_path, keep=keep) if self.leads else None
         self._began = time.perf_counter() - self.books.wall_s
         self._progress_due = self._phase_due = 0.0
         self._warm = False
@@ -148,7 +162,8 @@ class RunContext:
         """
         require_finite(step, values)
         line = {"step": step, "wall_s": round(self.wall_s(), 3), **values}
-        self._metrics.append(line)
+        if self._metrics is not None:
+            self._metrics.append(line)
         self.emit("metrics", **line)
 
     def progress(self, step: int, steps: int, *, loss: float | None = None) -> None:
@@ -193,7 +208,14 @@ class RunContext:
 
     @contextmanager
     def deferring_stops(self) -> Iterator[StopRequest]:
-        """Collect stop signals in a request, which the caller and :meth:`phase` answer."""
+        """Collect stop signals in a request, which the caller and :meth:`phase` answer.
+
+        Of several processes the first one answers; the others end when it is gone.
+        """
+        if not self.leads:
+            with stop_requests():
+                yield StopRequest()
+            return
         with stop_requests() as self._stop:
             try:
                 yield self._stop
@@ -245,6 +267,10 @@ class RunContext:
             CheckpointError: The checkpoint cannot be written; the last one is intact.
         """
         self.close_books()
+        if self._metrics is None:
+            return
+        if self._lease is not None:
+            self._lease.require()
         saved = {
             "device": self.device.type,
             "threads": torch.get_num_threads(),
@@ -258,12 +284,24 @@ class RunContext:
             saved["config_digest"] = config_digest(self._identity.config)
         save_checkpoint(self._folder.path, saved)
 
+    def spread(self, estimator: Estimator) -> Estimator:
+        """Return the estimator for a learner whose batches are whole: with several processes, each takes its rows."""
+        if self.ranks is None:
+            return estimator
+        from splitfg.distributed import DistributedEstimator
+
+        self._spread = True
+        return DistributedEstimator(estimator, self.ranks, whole_batches=True)
+
     def claim_checkpoints(self) -> None:
         """Reserve the run's one checkpoint for the caller.
 
         Raises:
-            RunError: It is reserved already: on resuming, two callers could not tell their states apart.
+            RunError: It is reserved already: on resuming, two callers could not tell their states apart. Or several
+                processes share the run, and its runner does not divide the work.
         """
+        if self.ranks is not None and not self._spread:
+            raise RunError("this preset runs in one process: leave --ranks out, or start it without torchrun")
         if self._claimed:
             raise RunError("a run has one checkpoint, so it can call fit or draw once: make two runs of it")
         self._claimed = True
@@ -279,7 +317,8 @@ class RunContext:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Send an event of this run."""
-        self._emit({"event": event, "run": self._folder.name, **fields})
+        if self.leads:
+            self._emit({"event": event, "run": self._folder.name, **fields})
 
     def wall_s(self) -> float:
         """Return the seconds spent on the run, earlier sessions included."""
@@ -293,7 +332,8 @@ class RunContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the metrics file."""
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 def require_finite(step: int, values: Mapping[str, float]) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeAlias
 from splitfg_lab.files import TEMPORARY
 from splitfg_lab.runs._errors import ConfigError, RunError
 from splitfg_lab.runs.config import Difference, differences, from_json, to_json
+from splitfg_lab.runs.lease import BusyError, is_held_elsewhere
 from splitfg_lab.runs.record import RunReport, Status, read_report, write_report
 from splitfg_lab.runs.storage import locked, make_folder, read_json, write_atomic, write_json
 
@@ -203,9 +204,16 @@ class RunFolder:
         """
         with locked(self.path, wait=False) as got:
             if not got:
-                raise RunError(f"another process is running in {self.path}; wait for it or stop it")
+                raise BusyError(f"another process is running in {self.path}; wait for it or stop it")
             self._remove_leftovers()
             yield
+
+    def require_free(self) -> None:
+        """Raise a :class:`BusyError` if another process runs here, or on a host that shares the folder."""
+        if is_held_elsewhere(self.path):
+            raise BusyError(f"another host is running in {self.path}; wait for it or stop it")
+        with self.locked():
+            return
 
     def discard(self) -> None:
         """Delete the folder of a run that has not begun, and its parents if they are empty then.

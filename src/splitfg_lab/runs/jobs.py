@@ -18,9 +18,10 @@ from typing import Final, Literal
 from splitfg_lab.runs.environment import SIDE_BY_SIDE, side_by_side
 from splitfg_lab.runs.folder import RunFolder
 from splitfg_lab.runs.interrupts import stop_signals
+from splitfg_lab.runs.lease import is_held_elsewhere
 from splitfg_lab.runs.progress import Event, Guarded, View
 
-_ENDINGS: Final = ("finished", "stopped", "failed")
+_ENDINGS: Final = ("finished", "stopped", "failed", "elsewhere")
 _LINE_BYTES: Final = 2**22
 
 
@@ -36,11 +37,12 @@ class Job:
 class Outcome:
     """The end of a job. A ``stopped`` job can resume; a ``waiting`` job did not start.
 
+    Another process, here or on another host, runs a job that is ``elsewhere``.
     ``refused`` marks a job that failed before its first step, for a reason that ``message`` explains in full.
     """
 
     run: str
-    status: Literal["done", "diverged", "stopped", "waiting", "failed"]
+    status: Literal["done", "diverged", "stopped", "waiting", "failed", "elsewhere"]
     message: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     refused: bool = False
@@ -106,6 +108,8 @@ class _Crew:
         async with gate:
             if self._stopping:
                 return Outcome(job.folder.name, "waiting")
+            if is_held_elsewhere(job.folder.path):
+                return Outcome(job.folder.name, "elsewhere", "another host runs it")
             try:
                 ending, code = await self._work(job)
             except (OSError, ValueError) as error:  # fails this job, not the others

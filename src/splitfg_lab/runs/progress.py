@@ -205,7 +205,10 @@ def format_event(event: Event) -> str:
             return f"done  {numbers(metrics)}"
         case {"event": "failed", "message": message, "log": log} if log:
             return f"{message}; see {log}"
-        case {"event": "finished", "message": message} | {"event": "failed" | "stopped", "message": message}:
+        case {"event": "finished", "message": message} | {
+            "event": "failed" | "stopped" | "elsewhere",
+            "message": message,
+        }:
             return str(message)
     return ""
 

@@ -36,6 +36,7 @@ class RunReport:
         threads: CPU threads that torch could use; sums are rounded differently with another number.
         side_by_side: How many runs shared the machine: 1 for a run that had it alone, ``None`` where not recorded.
             Times of runs that shared a machine, or may have, are not comparable, and reports leave them out.
+        ranks: Processes that shared the run, in its last session.
         started: UTC time, ISO 8601.
         finished: UTC time, ISO 8601.
         wall_s: Seconds it took, all sessions of an interrupted run together.
@@ -75,6 +76,7 @@ class RunReport:
     config: dict[str, Any]
     message: str = ""
     side_by_side: int | None = None
+    ranks: int = 1
     config_digest: str = ""
     data_digests: dict[str, str] = field(default_factory=dict)
     matrices: dict[str, Matrix] = field(default_factory=dict)

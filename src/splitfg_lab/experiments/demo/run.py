@@ -25,7 +25,7 @@ def run(config: Demo, *, seed: int, run: RunContext) -> Mapping[str, float]:
     (x, y), (test_x, test_y) = _digits(run.device)
     run.use_data({"digits": _digest(x, y, test_x, test_y)})
     split = Split(MLP(x.shape[1], generator=generator), LinearHead(linear(128, 10, generator=generator)))
-    estimator = config.method.build()
+    estimator = run.spread(config.method.build())
     learner = GradientLearner(split, estimator, config.optimizer.build(split, rho=config.rho))
 
     def batch(step: int) -> tuple[Tensor, Tensor]:

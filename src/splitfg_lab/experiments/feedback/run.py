@@ -31,7 +31,7 @@ def run(config: Feedback, *, seed: int, run: RunContext) -> Mapping[str, float]:
     )
     learner = GradientLearner(
         split,
-        config.method.build(),
+        run.spread(config.method.build()),
         config.optimizer.build(split, rho=config.rho),
         schedule=CosineWithWarmup(config.steps),
     )

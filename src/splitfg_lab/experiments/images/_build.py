@@ -25,7 +25,7 @@ from splitfg_lab.data.device_images import AugmentedBatches, DeviceImages
 from splitfg_lab.experiments._training import compiler, gradient_learner, matmul_precision
 from splitfg_lab.experiments.images._config import ImageTraining
 from splitfg_lab.experiments.images._networks import PlainMLP
-from splitfg_lab.runs import RunError
+from splitfg_lab.runs import RunContext, RunError
 
 _SYNTHETIC_SIDE, _SYNTHETIC_CLASSES = 8, 10
 
@@ -94,9 +94,11 @@ def make_split(config: ImageTraining, data: ImageData, seed: int) -> Split:
     return Split(trunk.to(data.train.device), head.to(data.train.device))
 
 
-def make_learner(config: ImageTraining, split: Split, batches: TrainingBatches) -> GradientLearner | CapturedLearner:
+def make_learner(
+    config: ImageTraining, split: Split, batches: TrainingBatches, run: RunContext | None = None
+) -> GradientLearner | CapturedLearner:
     """Build the learner of a gradient method, compiled or captured if the config says so."""
-    learner = gradient_learner(config, split, horizon=config.horizon)
+    learner = gradient_learner(config, split, horizon=config.horizon, run=run)
     if config.step == "eager":
         return learner
     # predictive coding needs the layers of a plain MLP, which a compiled trunk does not expose

@@ -108,7 +108,7 @@ def _record_filters(name: str, split: Split, seed: int, run: RunContext) -> None
 def _train(config: ImageTraining, data: ImageData, seed: int, run: RunContext) -> dict[str, float]:
     split, batches = make_split(config, data, seed), TrainingBatches(config, data.train, seed)
     _record_filters("filters_before", split, seed, run)
-    learner, moved = make_learner(config, split, batches), Displacement(split)
+    learner, moved = make_learner(config, split, batches, run), Displacement(split)
     generator = torch.Generator(run.device).manual_seed(seed)
 
     def evaluate(learner: Learner) -> dict[str, float]:

@@ -17,6 +17,7 @@ from splitfg_lab.data import Windows, data_digest, load_tokens
 from splitfg_lab.data.device import DeviceWindows
 from splitfg_lab.experiments._training import compiler, gradient_learner
 from splitfg_lab.experiments.language._config import Language
+from splitfg_lab.runs import RunContext
 from splitfg_lab.runs.loop import Batches
 
 _SYNTHETIC_TOKENS = 4096
@@ -67,10 +68,10 @@ def make_split(config: Language, seed: int, device: torch.device) -> Split:
 
 
 def make_learner(
-    config: Language, split: Split, windows: Windows, device: torch.device
+    config: Language, split: Split, windows: Windows, device: torch.device, run: RunContext | None = None
 ) -> tuple[GradientLearner | CapturedLearner, Batches]:
     """Build the learner and its batches, compiled or captured if the config says so."""
-    learner = gradient_learner(config, split, horizon=config.steps)
+    learner = gradient_learner(config, split, horizon=config.steps, run=run)
     batches = DeviceWindows(windows, batch=config.batch, steps=config.steps, device=device)
     if config.step == "eager":
         return learner, batches

@@ -35,7 +35,7 @@ def train(config: Language, *, seed: int, run: RunContext) -> Mapping[str, float
     """Train for the config's budget and return the metrics after the last step."""
     corpus = load_corpus(config)
     split = make_split(config, seed, run.device)
-    learner, batches = make_learner(config, split, corpus.train, run.device)
+    learner, batches = make_learner(config, split, corpus.train, run.device, run)
     generator = torch.Generator(run.device).manual_seed(seed)
     validation, moved = Validation(corpus.valid, run.device, run), Displacement(split)
 
