@@ -12,6 +12,7 @@ from torch import Tensor
 from splitfg.compiled import Compile
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Estimator, LearningEstimator, SplitFG, compiled
+from splitfg.hardware import DeviceTrunk
 from splitfg.splitting import Split, require_split
 from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
@@ -106,13 +107,17 @@ class GradientLearner:
     def fill_grads(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
         """Estimate, clip and write ``.grad``: a step without the optimizer's update."""
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
+        before = _inferences(self.split)
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)
         written = self.update.write(estimate)
         if self.log is not None:
             self.log(written)
-        return StepStats(written.loss, _metrics(written))
+        metrics = _metrics(written)
+        if isinstance(self.split.trunk, DeviceTrunk):
+            metrics["inferences"] = _inferences(self.split) - before
+        return StepStats(written.loss, metrics)
 
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient of one batch, before clipping; the only side effect is on the generator."""
@@ -143,6 +148,11 @@ class GradientLearner:
         self.update.load_state_dict(state)
         for name, part in self.learned.items():
             part.load_state_dict(state[name])
+
+
+def _inferences(split: Split) -> int:
+    """Return the rows that a device has run forward so far; zero for other trunks."""
+    return split.trunk.counts.inferences if isinstance(split.trunk, DeviceTrunk) else 0
 
 
 def _metrics(estimate: Estimate) -> dict[str, Tensor | float]:

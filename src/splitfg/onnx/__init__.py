@@ -9,13 +9,43 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from splitfg.onnx._adapters import Adapter, LowRank, ScaleAndBias
     from splitfg.onnx._engine import OnnxDevice
+    from splitfg.onnx._estimators import OnnxClassifier, OnnxRegressor
     from splitfg.onnx._file import OnnxFile
+    from splitfg.onnx._save import save, with_head
     from splitfg.onnx._trunk import OnnxTrunk, example_model
+    from splitfg.onnx._tuning import Tuning
 
-__all__ = ["OnnxDevice", "OnnxFile", "OnnxTrunk", "example_model"]
+__all__ = [
+    "Adapter",
+    "LowRank",
+    "OnnxClassifier",
+    "OnnxDevice",
+    "OnnxFile",
+    "OnnxRegressor",
+    "OnnxTrunk",
+    "ScaleAndBias",
+    "Tuning",
+    "example_model",
+    "save",
+    "with_head",
+]
 
-_HOMES = {"OnnxDevice": "_engine", "OnnxFile": "_file", "OnnxTrunk": "_trunk", "example_model": "_trunk"}
+_HOMES = {
+    "Adapter": "_adapters",
+    "LowRank": "_adapters",
+    "OnnxClassifier": "_estimators",
+    "OnnxDevice": "_engine",
+    "OnnxFile": "_file",
+    "OnnxRegressor": "_estimators",
+    "OnnxTrunk": "_trunk",
+    "ScaleAndBias": "_adapters",
+    "Tuning": "_tuning",
+    "example_model": "_trunk",
+    "save": "_save",
+    "with_head": "_save",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -24,7 +54,7 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(importlib.import_module(f"splitfg.onnx.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("onnx", "onnxruntime"):
+        if error.name not in ("onnx", "onnxruntime", "sklearn"):
             raise
         raise ImportError(f"splitfg.onnx.{name} needs onnx and onnxruntime: pip install 'splitfg[onnx]'") from error
 

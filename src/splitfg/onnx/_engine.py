@@ -147,7 +147,7 @@ def altered(
         raise SplitError([f"{file.name} has no tensor {', '.join(missing)}: `splitfg onnx show` lists them"])
     for name in add:
         _insert_add(graph, name, file.types.get(name) or TensorProto.FLOAT)
-    _prune(graph, read)
+    prune(graph, read)
     moved = set(as_inputs)
     kept = [t for t in graph.initializer if t.name not in moved]
     used = {name for node in graph.node for name in read_names(node)}
@@ -175,7 +175,7 @@ def _insert_add(graph: onnx.GraphProto, name: str, kind: int) -> None:
     raise SplitError([f"{name} is an input: add to the batch itself"])
 
 
-def _prune(graph: onnx.GraphProto, read: Sequence[str]) -> None:
+def prune(graph: onnx.GraphProto, read: Sequence[str]) -> None:
     """Keep the nodes that the outputs depend on."""
     wanted, kept = set(read), []
     for node in reversed(graph.node):

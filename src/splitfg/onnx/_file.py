@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from splitfg.errors import SplitError
+from splitfg.onnx._quantised import as_float_operators
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -38,7 +39,7 @@ class OnnxFile:
 
     def __init__(self, source: str | Path | bytes) -> None:
         self.name = "the model" if isinstance(source, bytes) else str(source)
-        self.model = _upgraded(_parsed(source, self.name))
+        self.model = as_float_operators(_upgraded(_parsed(source, self.name)))
         _check(self.model, self.name)
         graph = self.model.graph
         inferred = _inferred(self.model)

@@ -122,9 +122,9 @@ def _layer_norm(context: Context, node: onnx.NodeProto) -> list[Node] | None:
         return None
     weights = {"weight": Weight(node.input[1]), "bias": Weight(node.input[2])}
     shape = tuple(context.file.constants[node.input[1]].shape)
-    if len(shape) != 1 or not any(w.initializer in context.trained for w in weights.values()):
+    if len(shape) != 1 or any(w.initializer not in context.file.initializers for w in weights.values()):
         return None
-    name, module = context.layer(nn.LayerNorm, weights, {"eps": settings["epsilon"]}, (shape,))
+    name, module = context.layer(nn.LayerNorm, weights, {"eps": settings["epsilon"]}, (shape,), held=True)
     return [Node(name, module, (Ref(node.input[0]),), node.output[0])]
 
 

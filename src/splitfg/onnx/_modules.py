@@ -31,7 +31,7 @@ class ChannelNorm(nn.Module):
         """Return γ u / σ, and the gradients Σ u x̂ and Σ u."""
         over = (0, *range(2, x.ndim))
         own = {"weight": (u * self._normed(x)).sum(over), "bias": u.sum(over)}
-        return u * _spread(self.weight / self._std, x), own
+        return u * _spread(self.weight / self._std, x), {name: own[name] for name in self._parameters}
 
     def _normed(self, x: Tensor) -> Tensor:
         return (x - _spread(self._mean, x)) / _spread(self._std, x)

@@ -88,11 +88,16 @@ class Context:
         weights: dict[str, Weight],
         shapes: dict[str, Any],
         settings: tuple[Any, ...],
+        *,
+        held: bool = False,
     ) -> tuple[str, nn.Module]:
-        """Return the name and module of a layer, the same for nodes that share all weights and settings."""
+        """Return the name and module of a layer, the same for nodes that share all weights and settings.
+
+        A layer without trained weights holds no values, unless it must (``held``) because splitfg computes it.
+        """
         key = (kind, tuple((n, w.initializer) for n, w in weights.items()), settings)
         if key not in self._modules:
-            trains = any(w.initializer in self.trained for w in weights.values())
+            trains = held or any(w.initializer in self.trained for w in weights.values())
             first = next(iter(weights.values())).initializer
             name = self.free_name(_stem(first)) if trains else first
             module = kind(*settings, device="meta", **shapes)

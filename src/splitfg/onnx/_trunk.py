@@ -14,6 +14,7 @@ from torch import nn
 from splitfg.errors import SplitError, shorten
 from splitfg.hardware import DeviceTrunk, Node
 from splitfg.onnx import _functions, _layers  # noqa: F401  # register the translations
+from splitfg.onnx._adapters import Adapter, Site, adapted, merge
 from splitfg.onnx._engine import OnnxDevice
 from splitfg.onnx._file import OnnxFile, is_float, read_names
 from splitfg.onnx._translate import needed, trainable, translate
@@ -29,7 +30,9 @@ class OnnxTrunk(DeviceTrunk):
     Args:
         file: Path of the file, its bytes, or an :class:`OnnxFile`.
         cut: Name of the tensor h; by default the one that the last Gemm or MatMul with weights reads.
-        train: Names or globs of the initialisers to train; by default every weight that learned feedback reaches.
+        train: Names or globs of the initialisers to train; by default every weight that learned feedback reaches, or,
+            with adapters, these alone.
+        adapters: Small trained nodes behind layers, for weights that cannot be trained in place, such as int8 ones.
         threads: Threads of the engine.
 
     Attributes:
@@ -58,17 +61,21 @@ class OnnxTrunk(DeviceTrunk):
         *,
         cut: str | None = None,
         train: str | Sequence[str] | None = None,
+        adapters: Adapter | None = None,
         threads: int | None = None,
     ) -> None:
         opened = file if isinstance(file, OnnxFile) else OnnxFile(file)
         h = default_cut(opened) if cut is None else _existing(opened, cut)
-        if train is None:
-            chosen = _reached(opened, h)
-        else:
-            chosen = _matching(opened, h, [train] if isinstance(train, str) else list(train))
+        sites: list[Site] = []
+        if adapters is not None:
+            opened, sites = adapted(opened, h, adapters)
+        patterns = [train] if isinstance(train, str) else list(train or ())
+        patterns += [f"{site.label}.*" for site in sites]
+        chosen = _matching(opened, h, patterns) if patterns else _reached(opened, h)
         wiring, context = translate(opened, h, chosen)
         super().__init__(OnnxDevice(opened, context.weights, threads), wiring, context.loose)
         self.file, self.cut = opened, h
+        self._adapters, self._sites = adapters, tuple(sites)
 
     @property
     def engine(self) -> OnnxDevice:
@@ -77,10 +84,13 @@ class OnnxTrunk(DeviceTrunk):
         return self.device
 
     def tuned(self) -> onnx.ModelProto:
-        """Return the user's graph with the current parameters."""
+        """Return the user's graph with the current parameters, adapters merged where that is exact."""
         params = {name: p.detach() for name, p in self.named_parameters()}
         self.engine.write(params)
-        return self.engine.current()
+        model = self.engine.current()
+        if self._adapters is not None:
+            merge(model, self._adapters, self._sites)
+        return model
 
     def file_head(self) -> nn.Linear | None:
         """Return the file's own linear layer behind h as a copy; ``None`` if there is none."""

@@ -1,0 +1,334 @@
+"""Tuning an ONNX network with scikit-learn's contract."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from splitfg.errors import SplitError, raise_if
+from splitfg.heads import CrossEntropy, LinearHead, OutputLoss, SquaredError
+from splitfg.onnx._adapters import Adapter
+from splitfg.onnx._save import save, with_head
+from splitfg.onnx._trunk import OnnxTrunk
+from splitfg.onnx._tuning import Rows, Settings, Tuning, predict
+from splitfg.splitting import Split
+
+
+class OnnxEstimator(BaseEstimator, ABC):
+    """Settings and training of the two estimators; their docstrings list the arguments."""
+
+    def __init__(
+        self,
+        model: str | Path | bytes,
+        *,
+        method: str = "learned_feedback",
+        cut: str | None = None,
+        train: str | Sequence[str] | None = None,
+        adapters: Adapter | None = None,
+        steps: int = 300,
+        batch_size: int = 64,
+        learning_rate: float = 1e-3,
+        rho: float = 1.0,
+        K: int = 8,
+        validation_fraction: float = 0.15,
+        patience: int = 4,
+        evaluate_every: int = 25,
+        threads: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.model = model
+        self.method = method
+        self.cut = cut
+        self.train = train
+        self.adapters = adapters
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.rho = rho
+        self.K = K
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.evaluate_every = evaluate_every
+        self.threads = threads
+        self.random_state = random_state
+
+    @abstractmethod
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        """Set the classes or the scale of the values, and return the targets for a head."""
+
+    @abstractmethod
+    def _loss(self) -> OutputLoss:
+        """Return the loss."""
+
+    @abstractmethod
+    def _outputs(self) -> int:
+        """Return the number of outputs."""
+
+    @abstractmethod
+    def _finish_head(self, layer: nn.Linear) -> None:
+        """Undo the scaling of targets in the trained head."""
+
+    @abstractmethod
+    def _classes(self) -> list[Any] | None:
+        """Return the classes; ``None`` for values."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Tune the network of the file; the file itself stays as it is.
+
+        Args:
+            X: Array with a row for every example, as the network reads it; for several inputs a dict by name.
+            y: Targets of shape ``(n,)``.
+
+        Raises:
+            SplitError: If the file, the data or a setting cannot work.
+        """
+        tuning = self.begin(X, y)
+        while not tuning.done:
+            tuning.step()
+        return self.end(tuning)
+
+    def begin(self, X: Any, y: Any) -> Tuning:
+        """Do everything in :meth:`fit` before the first step, for callers with their own loop."""
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        settings = Settings(
+            self.method, self.steps, self.batch_size, self.learning_rate, self.rho, self.K,
+            self.evaluate_every, self.patience, seed,
+        )  # fmt: skip
+        trunk = OnnxTrunk(self.model, cut=self.cut, train=self.train, adapters=self.adapters, threads=self.threads)
+        x = inputs_of(trunk, X)
+        target = np.asarray(y)
+        raise_if(_row_problems(x, target, self.validation_fraction))
+        encoded = self._encode(target)
+        torch_state = torch.get_rng_state()
+        torch.manual_seed(seed)  # the head's initial weights
+        head = LinearHead(nn.Linear(trunk.width(), self._outputs()), loss=self._loss())
+        torch.set_rng_state(torch_state)
+        rows, held = _divided(Rows(x, encoded), self.validation_fraction, seed, stratify=self._classes() is not None)
+        self.split_ = Split(trunk, head)
+        tuning = Tuning(self.split_, rows, held, settings)
+        tuning.begin()
+        return tuning
+
+    def end(self, tuning: Tuning) -> Self:
+        """Do everything in :meth:`fit` after the last step."""
+        tuning.finish()
+        (layer,) = self.split_.head.layers  # type: ignore[misc]
+        self._finish_head(layer)
+        trunk = self.split_.trunk
+        assert isinstance(trunk, OnnxTrunk)
+        self.loss_curve_, self.validation_scores_ = tuning.losses, tuning.scores
+        self.n_iter_ = len(tuning.losses)
+        self.n_features_in_ = int(np.prod(tuning.train.x[0].shape[1:]))
+        self.inferences_, self.engine_seconds_ = trunk.counts.inferences, trunk.counts.seconds
+        self._example = tuning.train.part(slice(0, 8)).x
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float32]:
+        """Return the outputs of the head, shape ``(n, outputs)``."""
+        check_is_fitted(self, "loss_curve_")
+        trunk = self.split_.trunk
+        assert isinstance(trunk, OnnxTrunk)
+        found: NDArray[np.float32] = predict(self.split_, inputs_of(trunk, X)).numpy()
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Write the tuned network, head included, as an ONNX file that plain ONNX Runtime runs.
+
+        Raises:
+            SplitError: If ``path`` is the file that was tuned, or the graph would give other outputs.
+            OSError: If it cannot be written; a file that was there before is intact.
+        """
+        check_is_fitted(self, "loss_curve_")
+        require_other_file(self.model, path)
+        trunk, head = self.split_.trunk, self.split_.head
+        assert isinstance(trunk, OnnxTrunk)
+        assert isinstance(head, LinearHead)
+        save(with_head(trunk, head, self._classes()), path, self._example, predict(self.split_, self._example))
+
+
+class OnnxClassifier(ClassifierMixin, OnnxEstimator):
+    """Tunes a network of an ONNX file for classes, without a backward pass, inside ONNX Runtime.
+
+    A new linear head is fitted to h; then head and trunk train together. The head's gradient is exact.
+
+    Args:
+        model: Path of the file, or its bytes; never written to.
+        method: ``learned_feedback`` (two inferences a row), ``activity`` (2K + 1), ``activity_and_feedback``,
+            ``weights`` (2K + 1), or ``head`` for the head alone.
+        cut: Name of the tensor h that the head reads; by default what the last Gemm or MatMul reads.
+        train: Names or globs of initialisers to train; by default all that learned feedback reaches.
+        adapters: Adapters for weights that cannot be trained in place, such as int8 ones.
+        steps: Largest number of steps.
+        batch_size: Rows per step.
+        learning_rate: Of Adam, for the head.
+        rho: Factor on the trunk's learning rate.
+        K: Noises a step, where the method has any.
+        validation_fraction: Share of the rows for early stopping; 0 for none.
+        patience: Evaluations without a better score before training stops.
+        evaluate_every: Steps between evaluations.
+        threads: Threads of the engine.
+        random_state: Seed.
+
+    Attributes:
+        classes_: The classes.
+        validation_scores_: Accuracies on held-out rows, first that of the head alone.
+        inferences_: Rows run forward.
+
+    Example:
+        >>> import numpy as np
+        >>> from splitfg.onnx import OnnxClassifier, example_model
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.standard_normal((200, 4)).astype(np.float32)
+        >>> y = np.where(X[:, 0] * X[:, 1] > 0, "same", "different")
+        >>> tuned = OnnxClassifier(example_model(), steps=50, random_state=0).fit(X, y)
+        >>> tuned.predict(X[:2]).shape
+        (2,)
+    """
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of every row."""
+        best = self.decision_function(X).argmax(1)
+        return np.asarray(self.classes_[best])
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Return the probabilities, shape ``(n, classes)``."""
+        found: NDArray[np.float32] = torch.tensor(self.decision_function(X)).softmax(1).numpy()
+        return found
+
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        if y.dtype.kind == "f" and not np.all(y == np.round(y)):
+            raise SplitError(["targets are fractions, which are no classes: use OnnxRegressor, or `--values`"])
+        self.classes_, indices = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise SplitError([f"the target has {len(self.classes_)} class: two or more are needed"])
+        return torch.as_tensor(indices)
+
+    def _loss(self) -> OutputLoss:
+        return CrossEntropy()
+
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
+    def _finish_head(self, layer: nn.Linear) -> None:
+        """Do nothing: classes have no scale."""
+
+    def _classes(self) -> list[Any]:
+        return list(self.classes_)
+
+
+class OnnxRegressor(RegressorMixin, OnnxEstimator):
+    """Tunes a network of an ONNX file for a value, without a backward pass, inside ONNX Runtime.
+
+    Arguments as in :class:`OnnxClassifier`; scores are R².
+
+    Example:
+        >>> import numpy as np
+        >>> from splitfg.onnx import OnnxRegressor, example_model
+        >>> X = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+        >>> tuned = OnnxRegressor(example_model(), steps=50, random_state=0).fit(X, X[:, 0] * X[:, 1])
+        >>> tuned.predict(X[:2]).shape
+        (2,)
+    """
+
+    def predict(self, X: Any) -> NDArray[np.float32]:
+        """Return the value of every row."""
+        return self.decision_function(X)[:, 0]
+
+    def _encode(self, y: NDArray[Any]) -> Tensor:
+        if y.dtype.kind not in "fiub":
+            raise SplitError(["targets are not numbers: use OnnxClassifier, or leave out `--values`"])
+        values = y.astype(np.float64)
+        self._mean, self._std = float(values.mean()), float(values.std()) or 1.0
+        return torch.tensor((values - self._mean) / self._std, dtype=torch.float32)[:, None]
+
+    def _loss(self) -> OutputLoss:
+        return SquaredError()
+
+    def _outputs(self) -> int:
+        return 1
+
+    def _finish_head(self, layer: nn.Linear) -> None:
+        with torch.no_grad():
+            layer.weight *= self._std
+            layer.bias.mul_(self._std).add_(self._mean)
+
+    def _classes(self) -> None:
+        return None
+
+
+def inputs_of(trunk: OnnxTrunk, X: Any) -> tuple[Tensor, ...]:
+    """Return the inputs of a network as tensors, floating-point ones in float32.
+
+    Raises:
+        SplitError: If they do not fit its inputs.
+    """
+    names = trunk.file.inputs
+    if isinstance(X, Mapping):
+        missing = [name for name in names if name not in X]
+        raise_if([f"X lacks the inputs {', '.join(missing)}: the network reads {', '.join(names)}"] if missing else [])
+        arrays = [np.asarray(X[name]) for name in names]
+    else:
+        if len(names) > 1:
+            raise SplitError([f"the network has {len(names)} inputs: pass X as a dict with {', '.join(names)}"])
+        arrays = [np.asarray(X)]
+    found = [problem for name, array in zip(names, arrays, strict=True) for problem in _shape(trunk, name, array)]
+    raise_if(found)
+    return tuple(torch.as_tensor(a.astype(np.float32) if a.dtype.kind == "f" else a) for a in arrays)
+
+
+def require_other_file(source: object, path: str | Path) -> None:
+    """Raise an error if ``path`` is the file that is tuned."""
+    if isinstance(source, str | Path) and Path(path).resolve() == Path(source).resolve():
+        raise SplitError([f"{path} is the network that is tuned, which is never written to: choose another name"])
+
+
+def _shape(trunk: OnnxTrunk, name: str, array: NDArray[Any]) -> list[str]:
+    if array.dtype.kind not in "fiub":
+        return [f"input {name} holds {array.dtype}, not numbers: encode text and dates first"]
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return [f"input {name} contains NaN or infinite values: drop or impute those rows"]
+    shape = trunk.file.shapes.get(name)
+    if shape is None:
+        return []
+    fits = len(shape) == array.ndim and all(
+        want is None or want == have for want, have in zip(shape[1:], array.shape[1:], strict=True)
+    )
+    wanted = ", ".join("any" if d is None else str(d) for d in shape[1:])
+    return [] if fits else [f"input {name} has rows of shape {array.shape[1:]}: the network reads ({wanted})"]
+
+
+def _row_problems(x: Sequence[Tensor], y: NDArray[Any], fraction: float) -> list[str]:
+    found = [] if y.ndim == 1 else [f"targets have shape {y.shape}: pass one target per row"]
+    counts = {len(t) for t in x} | {len(y)}
+    if len(counts) > 1:
+        found.append(f"inputs and targets have different numbers of rows ({', '.join(map(str, sorted(counts)))})")
+    elif min(counts) < 4:
+        found.append(f"{min(counts)} rows are too few to train on and to hold some out")
+    if not 0 <= fraction < 1:
+        found.append(f"validation_fraction must be in [0, 1), got {fraction}")
+    if y.dtype.kind == "f" and not np.isfinite(y).all():
+        found.append("targets contain NaN or infinite values: drop those rows")
+    return found
+
+
+def _divided(rows: Rows, fraction: float, seed: int, *, stratify: bool) -> tuple[Rows, Rows | None]:
+    if not fraction:
+        return rows, None
+    counts = torch.bincount(rows.y) if stratify else None
+    by = rows.y.numpy() if counts is not None and int(counts[counts > 0].min()) > 1 else None
+    try:
+        train, held = train_test_split(np.arange(len(rows)), test_size=fraction, random_state=seed, stratify=by)
+    except ValueError:  # fewer held-out rows than classes
+        train, held = train_test_split(np.arange(len(rows)), test_size=fraction, random_state=seed)
+    return rows.part(torch.as_tensor(train)), rows.part(torch.as_tensor(held))
