@@ -67,7 +67,7 @@ def make_app() -> Typer:
     """Build the application with all verbs."""
     import typer
 
-    from splitfg_lab.commands import browse, check, data, report, run, version
+    from splitfg_lab.commands import browse, check, data, report, run, tune, version
 
     app = typer.Typer(name="splitfg", help=_HELP, no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback()(version.show_version)
@@ -79,6 +79,8 @@ def make_app() -> Typer:
     app.command()(report.report)
     app.add_typer(report.results_app, name="results")
     app.add_typer(data.data_app, name="data")
+    app.command()(tune.tune)
+    app.add_typer(tune.onnx_app, name="onnx")
     app.command()(check.diagnose)
     app.command()(check.doctor)
     return app

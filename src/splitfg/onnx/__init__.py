@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from splitfg.onnx._adapters import Adapter, LowRank, ScaleAndBias
     from splitfg.onnx._engine import OnnxDevice
-    from splitfg.onnx._estimators import OnnxClassifier, OnnxRegressor
+    from splitfg.onnx._estimators import OnnxClassifier, OnnxRegressor, inputs_of
     from splitfg.onnx._file import OnnxFile
     from splitfg.onnx._save import save, with_head
+    from splitfg.onnx._show import Description, describe
     from splitfg.onnx._trunk import OnnxTrunk, example_model
-    from splitfg.onnx._tuning import Tuning
+    from splitfg.onnx._tuning import Tuning, predict
 
 __all__ = [
     "Adapter",
+    "Description",
     "LowRank",
     "OnnxClassifier",
     "OnnxDevice",
@@ -27,13 +29,17 @@ __all__ = [
     "OnnxTrunk",
     "ScaleAndBias",
     "Tuning",
+    "describe",
     "example_model",
+    "inputs_of",
+    "predict",
     "save",
     "with_head",
 ]
 
 _HOMES = {
     "Adapter": "_adapters",
+    "Description": "_show",
     "LowRank": "_adapters",
     "OnnxClassifier": "_estimators",
     "OnnxDevice": "_engine",
@@ -42,7 +48,10 @@ _HOMES = {
     "OnnxTrunk": "_trunk",
     "ScaleAndBias": "_adapters",
     "Tuning": "_tuning",
+    "describe": "_show",
     "example_model": "_trunk",
+    "inputs_of": "_estimators",
+    "predict": "_tuning",
     "save": "_save",
     "with_head": "_save",
 }
@@ -51,6 +60,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'splitfg.onnx' has no attribute {name!r}")
+    importlib.import_module("splitfg.splitting")  # before splitfg.heads, which imports it in turn
     try:
         return getattr(importlib.import_module(f"splitfg.onnx.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:

@@ -93,13 +93,14 @@ class OnnxEstimator(BaseEstimator, ABC):
         Raises:
             SplitError: If the file, the data or a setting cannot work.
         """
-        tuning = self.begin(X, y)
+        tuning = self.prepare(X, y)
+        tuning.begin()
         while not tuning.done:
             tuning.step()
         return self.end(tuning)
 
-    def begin(self, X: Any, y: Any) -> Tuning:
-        """Do everything in :meth:`fit` before the first step, for callers with their own loop."""
+    def prepare(self, X: Any, y: Any) -> Tuning:
+        """Do what :meth:`fit` does before it trains, for callers with their own loop."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         settings = Settings(
             self.method, self.steps, self.batch_size, self.learning_rate, self.rho, self.K,
@@ -116,12 +117,10 @@ class OnnxEstimator(BaseEstimator, ABC):
         torch.set_rng_state(torch_state)
         rows, held = _divided(Rows(x, encoded), self.validation_fraction, seed, stratify=self._classes() is not None)
         self.split_ = Split(trunk, head)
-        tuning = Tuning(self.split_, rows, held, settings)
-        tuning.begin()
-        return tuning
+        return Tuning(self.split_, rows, held, settings)
 
     def end(self, tuning: Tuning) -> Self:
-        """Do everything in :meth:`fit` after the last step."""
+        """Do what :meth:`fit` does after the last step."""
         tuning.finish()
         (layer,) = self.split_.head.layers  # type: ignore[misc]
         self._finish_head(layer)
@@ -232,6 +231,9 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):
 
     Arguments as in :class:`OnnxClassifier`; scores are R².
 
+    Attributes:
+        scale_: Mean and standard deviation of the training targets.
+
     Example:
         >>> import numpy as np
         >>> from splitfg.onnx import OnnxRegressor, example_model
@@ -249,8 +251,8 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):
         if y.dtype.kind not in "fiub":
             raise SplitError(["targets are not numbers: use OnnxClassifier, or leave out `--values`"])
         values = y.astype(np.float64)
-        self._mean, self._std = float(values.mean()), float(values.std()) or 1.0
-        return torch.tensor((values - self._mean) / self._std, dtype=torch.float32)[:, None]
+        mean, std = self.scale_ = float(values.mean()), float(values.std()) or 1.0
+        return torch.tensor((values - mean) / std, dtype=torch.float32)[:, None]
 
     def _loss(self) -> OutputLoss:
         return SquaredError()
@@ -259,9 +261,10 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):
         return 1
 
     def _finish_head(self, layer: nn.Linear) -> None:
+        mean, std = self.scale_
         with torch.no_grad():
-            layer.weight *= self._std
-            layer.bias.mul_(self._std).add_(self._mean)
+            layer.weight *= std
+            layer.bias.mul_(std).add_(mean)
 
     def _classes(self) -> None:
         return None

@@ -1,0 +1,4 @@
+"""``splitfg tune``: reading data of any kind, training with checkpoints, and the report.
+
+This package does not import torch; its modules do.
+"""
