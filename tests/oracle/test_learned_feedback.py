@@ -24,7 +24,7 @@ from splitfg.feedback import (
 )
 from splitfg.feedback._map_rules import _solve_by_products
 from splitfg.models import GPT, MLP, FlatTrunk, GPTConfig, TabM, resnet20
-from splitfg.sites import record_tape
+from splitfg.sites import pull_back, record_tape
 
 DOUBLE = torch.float64
 
@@ -346,29 +346,61 @@ class TestMissing:
         assert estimate.stats.jvps == 3
 
 
+class InPlace(nn.Module):
+    def __init__(self, write):
+        super().__init__()
+        self.layer, self.write = nn.Linear(5, 4), write
+
+    def forward(self, x):
+        return self.write(self.layer(x)) + 0.0
+
+
 class TestBadTrunks:
     def refused(self, trunk, match, estimator=LearnedFeedback):
         split, x = network(trunk, 4), noise(6, 5)
         with pytest.raises(SplitError, match=match):
             estimator()(split, x, torch.zeros(6, dtype=torch.long), generator=generator())
 
+    def exact(self, trunk):
+        """The layers above the last map are exact, so that trunks with one layer are."""
+        split, x, y = network(trunk, 4), noise(6, 5), torch.zeros(6, dtype=torch.long)
+        found = LearnedFeedback()(split, x, y, generator=generator())
+        for name, g in Backprop()(split, x, y).grads.items():
+            torch.testing.assert_close(found.grads[name], g)
+
     def test_in_place_activations(self):
-        self.refused(
-            nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True)), r"1 \(ReLU\) writes in place.*inplace=False"
-        )
+        self.exact(nn.Sequential(nn.Linear(5, 4), nn.SiLU(inplace=True), nn.Hardtanh(inplace=True)))
 
-    def test_in_place_functions(self):
-        class InPlace(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(5, 4)
+    @pytest.mark.parametrize(
+        "write", [lambda y: y.__iadd__(y.tanh()), lambda y: y.mul_(2.0), lambda y: y.masked_fill_(y > 0, 0.0)]
+    )
+    def test_in_place_functions(self, write):
+        self.exact(InPlace(lambda y: write(2 * y)))
 
-            def forward(self, x):
-                y = self.layer(x)
-                y += 1
-                return y
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda y: y.mul_(2.0) + y,  # the value from before is read as the one after
+            lambda y: (y.view(-1).add_(1.0), y)[1],
+            lambda y: (nn.ReLU(inplace=True)(y), y)[1],
+            lambda y: (y.detach().zero_(), y)[1],
+        ],
+    )
+    def test_writes_over_values_that_are_read_again(self, write):
+        self.refused(InPlace(write), "in place")
 
-        self.refused(InPlace(), "in place")
+    @pytest.mark.parametrize("training", [True, False])
+    def test_batch_norm(self, training):
+        trunk = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh()).double().train(training)
+        nn.init.normal_(trunk[1].weight)
+        trunk[1].running_mean.normal_()
+        x, u = noise(6, 4), noise(6, 4, seed=2)
+        norm = trunk[1]
+        with torch.enable_grad():
+            given = x.clone().requires_grad_()
+            expected = torch.autograd.grad(norm(given), [given, norm.weight, norm.bias], u)
+        r, own = pull_back(norm, x, u)
+        torch.testing.assert_close((r, own["weight"], own["bias"]), tuple(expected))
 
     def test_operations_without_a_closed_form(self):
         class Sorted(nn.Module):

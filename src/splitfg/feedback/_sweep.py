@@ -149,6 +149,8 @@ class _Pass:
             )
 
     def _delta(self, output: Any) -> Any:
+        if output is None:  # such as attention weights that were not asked for
+            return None
         if isinstance(output, Tensor):
             return self._fixed.get(id(output), self._at.pop(id(output), None))
         found = [self._delta(part) for part in output]

@@ -11,6 +11,7 @@ from torch.nn.grad import conv2d_weight
 
 from splitfg.errors import SplitError
 from splitfg.sites._pullback import affine_gradients, is_norm
+from splitfg.sites._structure import is_conv1d
 from splitfg.types import Params
 
 _LAYERS = (nn.Linear, nn.Embedding, nn.Conv2d)
@@ -30,7 +31,7 @@ def has_layer_gradients(module: nn.Module) -> bool:
         return False
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) in _LAYERS or is_norm(module) or isinstance(module, LocalLayer)
+    return type(module) in _LAYERS or is_conv1d(module) or is_norm(module) or isinstance(module, LocalLayer)
 
 
 def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
@@ -40,7 +41,7 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
 
     Args:
         module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d`` padded by
-            numbers of zeros, a norm, or a :class:`LocalLayer`.
+            numbers of zeros, the ``Conv1D`` of transformers, a norm, or a :class:`LocalLayer`.
         a: The layer's input.
         delta: δ, with the shape of the output.
 
@@ -61,6 +62,9 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
         rows = delta.flatten(0, -2)
         grads = {"weight": rows.T @ a.flatten(0, -2)}
         return grads if module.bias is None else {**grads, "bias": rows.sum(0)}
+    if is_conv1d(module):
+        rows = delta.flatten(0, -2)
+        return {"weight": a.flatten(0, -2).T @ rows, "bias": rows.sum(0)}
     if isinstance(module, nn.Embedding):
         padding = -1 if module.padding_idx is None else module.padding_idx
         count = module.num_embeddings

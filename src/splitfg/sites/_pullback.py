@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.numerics import widened
+from splitfg.sites._structure import rms_epsilon, rms_offset
 from splitfg.types import Params
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @runtime_checkable
@@ -22,8 +24,8 @@ class ClosedForm(Protocol):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's norms; a subclass may compute something else."""
-    return type(module) in _NORMS
+    """Whether a module is one of torch's norms, or computes what ``nn.RMSNorm`` does; a subclass may do otherwise."""
+    return type(module) in (*_NORMS, *_BATCH_NORMS) or rms_offset(module) is not None
 
 
 def has_pull_back(module: nn.Module) -> bool:
@@ -38,11 +40,12 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
 
         r = (g - mean(g) - x̂ mean(g ⊙ x̂)) / σ,    dL/dγ = Σ u ⊙ x̂,    dL/dβ = Σ u,
 
-    sums over everything that shares γ; RMSNorm has no μ and no mean(g). For ReLU, r = u where x > 0.
+    sums over everything that shares γ; RMSNorm has no μ and no mean(g). BatchNorm in evaluation mode has constant
+    μ and σ, so that r = g / σ. For ReLU, r = u where x > 0.
 
     Args:
-        module: ``nn.LayerNorm``, ``nn.RMSNorm``, ``nn.GroupNorm``, ``nn.ReLU``, ``nn.Identity``, or a
-            :class:`ClosedForm`.
+        module: ``nn.LayerNorm``, ``nn.RMSNorm`` (or a class that computes the same, such as those of transformers),
+            ``nn.GroupNorm``, ``nn.BatchNorm2d``, ``nn.ReLU``, ``nn.Identity``, or a :class:`ClosedForm`.
         x: The module's input.
         u: dL/dh; h is the module's output, flattened or not.
 
@@ -67,9 +70,12 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
         return u.to(narrow), {}
     normed, scale = _standardised(module, x)
     g = _grouped(module, u * _gain(module, u))
-    r = g - normed * (g * normed).mean(_over(module), keepdim=True)
-    if not isinstance(module, nn.RMSNorm):
-        r = r - g.mean(_over(module), keepdim=True)
+    if _has_constant_statistics(module):
+        return (scale * g).to(narrow), affine_gradients(module, x, u)
+    over = _over(module, x)
+    r = g - normed * (g * normed).mean(over, keepdim=True)
+    if not _is_rms(module):
+        r = r - g.mean(over, keepdim=True)
     return (scale * r).view(x.shape).to(narrow), affine_gradients(module, x, u)
 
 
@@ -77,17 +83,34 @@ def affine_gradients(module: nn.Module, x: Tensor, u: Tensor) -> Params:
     """Return dL/dγ = Σ u ⊙ x̂ and dL/dβ = Σ u of a norm, if it has them."""
     found = {}
     x, u = widened(x), widened(u)
-    over = (0, *range(2, x.ndim)) if isinstance(module, nn.GroupNorm) else tuple(range(x.ndim + _over(module)[0]))
+    shared = (0, *range(2, x.ndim)) if _is_by_channel(module) else tuple(range(x.ndim + _over(module, x)[0]))
     for name, p in module.named_parameters():
         summed = u * _standardised(module, x)[0].view(x.shape) if name == "weight" else u
-        found[name] = summed.sum(over).to(p.dtype)
+        found[name] = summed.sum(shared).to(p.dtype)
     return found
 
 
-def _over(module: nn.Module) -> tuple[int, ...]:
+def _is_rms(module: nn.Module) -> bool:
+    return isinstance(module, nn.RMSNorm) or rms_offset(module) is not None
+
+
+def _is_by_channel(module: nn.Module) -> bool:
+    """Whether γ and β have one entry for every channel, dimension 1."""
+    return isinstance(module, (nn.GroupNorm, *_BATCH_NORMS))
+
+
+def _has_constant_statistics(module: nn.Module) -> bool:
+    """Whether μ and σ are running statistics: those of BatchNorm in evaluation mode."""
+    return isinstance(module, _BATCH_NORMS) and not module.training and module.running_mean is not None
+
+
+def _over(module: nn.Module, x: Tensor) -> tuple[int, ...]:
     """The dimensions that are normalised over, once grouped."""
-    count = 1 if isinstance(module, nn.GroupNorm) else len(module.normalized_shape)  # type: ignore[arg-type]
-    return tuple(range(-count, 0))
+    if isinstance(module, _BATCH_NORMS):
+        return (0, *range(2, x.ndim))
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return tuple(range(-len(module.normalized_shape), 0))
+    return (-1,)
 
 
 def _grouped(module: nn.Module, x: Tensor) -> Tensor:
@@ -100,16 +123,21 @@ def _gain(module: nn.Module, u: Tensor) -> Tensor | float:
     weight: Tensor | None = module.weight  # type: ignore[assignment]
     if weight is None:
         return 1.0
-    return weight.view(-1, *[1] * (u.ndim - 2)) if isinstance(module, nn.GroupNorm) else weight
+    return weight.view(-1, *[1] * (u.ndim - 2)) if _is_by_channel(module) else weight + (rms_offset(module) or 0.0)
 
 
 def _standardised(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """x̂, grouped, and 1 / σ."""
-    x, over = _grouped(module, x), _over(module)
-    if isinstance(module, nn.RMSNorm):
-        eps = torch.finfo(x.dtype).eps if module.eps is None else module.eps
+    x, over = _grouped(module, x), _over(module, x)
+    if _is_rms(module):
+        given = module.eps if isinstance(module, nn.RMSNorm) else rms_epsilon(module)
+        eps = torch.finfo(x.dtype).eps if given is None else given
         scale = (x.square().mean(over, keepdim=True) + eps).rsqrt()
         return x * scale, scale
-    variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
-    scale = (variance + module.eps).rsqrt()  # type: ignore[operator]
+    if _has_constant_statistics(module):
+        shape = (-1, *[1] * (x.ndim - 2))
+        mean, variance = (getattr(module, f"running_{name}").to(x).view(shape) for name in ("mean", "var"))
+    else:
+        variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+    scale = (variance + module.eps).rsqrt()
     return (x - mean) * scale, scale

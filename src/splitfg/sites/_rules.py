@@ -209,8 +209,11 @@ def _softmax(operation: Operation, delta: Tensor) -> Pulled:
 def _attention(operation: Operation, delta: Tensor) -> Pulled:
     q, k, v = (_argument(operation, i, name, None) for i, name in enumerate(("query", "key", "value")))
     mask, causal = _argument(operation, 3, "attn_mask", None), _argument(operation, 5, "is_causal", False)
-    if _argument(operation, 4, "dropout_p", 0.0) or _argument(operation, 7, "enable_gqa", False):
-        raise NotImplementedError("attention with dropout or grouped queries: set dropout to 0, repeat the keys")
+    if _argument(operation, 4, "dropout_p", 0.0):
+        raise NotImplementedError("attention with dropout: set dropout to 0")
+    groups = q.shape[-3] // k.shape[-3] if _argument(operation, 7, "enable_gqa", False) else 1
+    read_k, read_v = k, v
+    k, v = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (k, v))
     scale = _argument(operation, 6, "scale", None) or q.shape[-1] ** -0.5
     scores = scale * (q @ k.mT)
     if causal:
@@ -221,8 +224,23 @@ def _attention(operation: Operation, delta: Tensor) -> Pulled:
     dp = delta @ v.mT
     ds = scale * p * (dp - (dp * p).sum(-1, keepdim=True))
     yield q, _summed_to(ds @ k, q)
-    yield k, _summed_to(ds.mT @ q, k)
-    yield v, _summed_to(p.mT @ delta, v)
+    yield read_k, _summed_to(_over_groups(ds.mT @ q, groups), read_k)
+    yield read_v, _summed_to(_over_groups(p.mT @ delta, groups), read_v)
+
+
+def _over_groups(share: Tensor, groups: int) -> Tensor:
+    """Sum the shares of the queries that read the same keys and values."""
+    return share if groups == 1 else share.unflatten(-3, (-1, groups)).sum(-3)
+
+
+@_rule("embedding")
+def _embedding(operation: Operation, delta: Tensor) -> Pulled:
+    tokens, weight = operation.input, _argument(operation, 1, "weight", None)
+    padding, by_frequency = _argument(operation, 2, "padding_idx", None), _argument(operation, 4, "scale_grad", False)
+    if by_frequency or operation.kwargs.get("scale_grad_by_freq", False):
+        raise NotImplementedError("embeddings scaled by frequency: set scale_grad_by_freq to False")
+    row = -1 if padding is None else padding % len(weight)
+    yield weight, torch.ops.aten.embedding_dense_backward(delta, tokens, len(weight), row, False)
 
 
 @_rule("mean")

@@ -130,6 +130,7 @@ def record_tape(
     mode = _Recorder(tape, trained, alter)
     with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
         tape.h = run()
+    mode.require_unwritten([tape.h])
     return tape
 
 
@@ -182,25 +183,46 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, tape: Tape, trained: Mapping[int, str], alter: Alter | None) -> None:
         super().__init__()
         self._tape, self._trained, self._alter = tape, trained, alter
+        self._written: dict[int, Tensor] = {}
         self.inside = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)
-        _check_grad_mode(func, args)
         given = _tensors((args, kwargs))
         if not any(self._depends(t) for t in given):
             return func(*args, **kwargs)
+        self.require_unwritten(given)
+        plain = _OUT_OF_PLACE.get(getattr(func, "__name__", ""))
+        if plain is not None and self._depends(args[0]):
+            return self._written_aside(plain, args, kwargs)
         # a constant that an activation is written into would hide it from the tape, so constants count too
         versions = [t._version for t in given]
         output = func(*args, **kwargs)
         name = operation_name(func)
         if [t._version for t in given] != versions:
-            raise SplitError([f"the trunk writes in place ({name}): use the operation that returns a new tensor"])
+            raise SplitError([_in_place(name)])
         if any(output is t for t in given):  # dropout in evaluation mode, a cast to the same dtype
             return output
         return self.record(Operation(name, None, tuple(args), kwargs, output), active=True)
+
+    def _written_aside(self, plain: Any, args: Any, kwargs: Any) -> Any:
+        """Compute a new tensor instead of writing over an activation, and record that."""
+        output = plain(*args, **kwargs)
+        if output.dtype != args[0].dtype or output.shape != args[0].shape:
+            raise SplitError([_in_place(operation_name(plain))])
+        self.mark_written(args[0])
+        return self.record(Operation(operation_name(plain), None, tuple(args), kwargs, output), active=True)
+
+    def mark_written(self, t: Tensor) -> None:
+        """Remember a tensor that the trunk writes over: its memory holds the value from before."""
+        self._written[t.untyped_storage().data_ptr()] = t
+
+    def require_unwritten(self, given: Sequence[Tensor]) -> None:
+        """Raise an error if the trunk reads memory that it has written over."""
+        if self._written and any(t.untyped_storage().data_ptr() in self._written for t in given):
+            raise SplitError([_in_place("and reads what was there")])
 
     def record(self, operation: Operation, *, active: bool) -> Any:
         """Put an operation on the tape, and return what the pass goes on with."""
@@ -227,8 +249,9 @@ def _leaf_hooks(trunk: nn.Module, mode: _Recorder) -> Iterator[None]:
     for name, module in trunk.named_modules():
         if is_leaf(module):
             # next to the forward pass itself: the tape records what other hooks do as functions
-            handles.append(module.register_forward_pre_hook(_entered(mode)))
-            left = _left(mode, name, list(module.parameters()))
+            copied: list[Tensor] = []
+            handles.append(module.register_forward_pre_hook(_entered(mode, copied)))
+            left = _left(mode, name, list(module.parameters()), copied)
             handles.append(module.register_forward_hook(left, prepend=True, with_kwargs=True, always_call=True))
     try:
         yield
@@ -237,18 +260,28 @@ def _leaf_hooks(trunk: nn.Module, mode: _Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def _entered(mode: _Recorder) -> Callable[..., None]:
-    def hook(_module: nn.Module, _args: Any) -> None:
+def _entered(mode: _Recorder, copied: list[Tensor]) -> Callable[..., Any]:
+    """Return a hook that gives an activation that writes in place a copy of its input, and stores the input."""
+
+    def hook(module: nn.Module, args: Any) -> Any:
         mode.inside += 1
+        mode.require_unwritten(_tensors(args))
+        if not (is_activation(module) and getattr(module, "inplace", False) and args):
+            return None
+        copied.append(args[0])
+        return (args[0].clone(), *args[1:])
 
     return hook
 
 
-def _left(mode: _Recorder, name: str, own: Sequence[Tensor]) -> Callable[..., Any]:
+def _left(mode: _Recorder, name: str, own: Sequence[Tensor], copied: list[Tensor]) -> Callable[..., Any]:
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         mode.inside -= 1
         if output is None:  # the module raised
             return None
+        if copied:
+            args = (copied.pop(), *args[1:])
+            mode.mark_written(args[0])
         if any(p is not q for p, q in zip(module.parameters(), own, strict=True)):
             raise SplitError(
                 [
@@ -277,15 +310,15 @@ def operation_name(func: Any) -> str:
 _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "radd": "add", "rmul": "mul", "rsub": "rsub", "multiply": "mul"}
 
 
-def _check_grad_mode(func: Any, args: Sequence[Any]) -> None:
-    switched_off = func is torch._C._set_grad_enabled and not args[0]
-    if switched_off and not torch.is_grad_enabled():  # else it ends a region of enable_grad
-        raise SplitError(
-            [
-                "the trunk computes under torch.no_grad(), which a tape does not see: call .detach() on the result"
-                " instead"
-            ]
-        )
+_OUT_OF_PLACE: dict[str, Any] = {
+    **{f"__i{name}__": getattr(torch.Tensor, f"__{name}__") for name in ("add", "sub", "mul", "truediv")},
+    **{f"{name}_": getattr(torch.Tensor, name) for name in ("add", "sub", "mul", "div", "masked_fill", "clamp")},
+}
+"""Operations that write over their first argument, each with the one that returns a new tensor."""
+
+
+def _in_place(what: str) -> str:
+    return f"the trunk writes in place ({what}): use the operation that returns a new tensor"
 
 
 def _is_differentiable(t: Tensor) -> bool:
