@@ -7,7 +7,7 @@ import torch
 from _toolkit import generator, seeded
 from torch import nn
 
-from splitfg import Backprop, ForwardGradient, ForwardMode, GradientLearner, SplitError, SplitFG, split
+from splitfg import Backprop, ForwardGradient, ForwardMode, GradientLearner, LearnedFeedback, SplitError, SplitFG, split
 from splitfg.tangents import Gaussian, Layout
 
 transformers = pytest.importorskip("transformers")
@@ -37,6 +37,12 @@ def relative(scores, params, grads, seed=0):
     layout = Layout.of(params)
     g = layout.flatten(grads)
     return float((scores - Gaussian().draw(layout, K, generator(seed)) @ g).abs().max() / g.norm())
+
+
+def distance(found, expected):
+    names = [n for n in found if expected[n].any()]
+    far = torch.stack([(found[n] - expected[n]).norm() for n in names]).norm()
+    return float(far / torch.stack([expected[n].norm() for n in names]).norm())
 
 
 def test_loss_and_backprop_are_the_models_own(trained):
@@ -70,6 +76,24 @@ def test_learner_takes_the_batch_as_it_is(trained):
     learner = GradientLearner(s, SplitFG(K=K), torch.optim.SGD(s.model.parameters(), lr=0.0))
     torch.testing.assert_close(learner.step(batch, generator=generator()).loss, loss)
     torch.testing.assert_close(learner.predict(batch), s.model(**batch).logits)
+
+
+@pytest.mark.parametrize(
+    "trained",
+    ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "WhisperForConditionalGeneration"],
+    indirect=True,
+)
+def test_learned_feedback_learns_the_gradient(trained):
+    """Relay's maps learn the transposed weights, so that the gradient becomes exact, here from one batch."""
+    s, batch, _, grads = trained
+    estimator, draws, (x, y) = LearnedFeedback(), generator(), s.unpack(batch)
+    first = estimator(s, x, y, generator=draws)
+    for _ in range(8):
+        estimator.update_state(s, estimator(s, x, y, generator=draws))
+    last = estimator(s, x, y, generator=draws)
+    assert set(last.grads) == set(s.trained_params())
+    assert distance(last.grads, grads) < 0.25
+    assert distance(last.grads, grads) < 0.5 * distance(first.grads, grads)
 
 
 def test_padding_rows_get_the_gradient_of_backprop():

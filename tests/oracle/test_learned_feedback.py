@@ -200,6 +200,8 @@ def test_fixed_maps_are_drawn_by_name_and_stay():
     assert not rule.change(first, noise(1, 4, 50), noise(1, 4, 40)).any()
 
 
+TOKENS = torch.tensor([[0, 1, 2, 2], [3, 3, 1, 0]])
+
 FUNCTIONS = {
     "add broadcast": lambda a, b: a + b[0],
     "sub": lambda a, b: 3 - a - 2 * b,
@@ -213,6 +215,14 @@ FUNCTIONS = {
     "softmax": lambda a, b: (a @ b.transpose(-1, -2)).softmax(-1) @ b,
     "attention": lambda a, b: F.scaled_dot_product_attention(a, b, a * b, is_causal=True),
     "attention mask": lambda a, b: F.scaled_dot_product_attention(a, b, b, attn_mask=torch.eye(4, dtype=torch.bool)),
+    "attention bias": lambda a, b: F.scaled_dot_product_attention(a, b, b, attn_mask=(a @ b.mT), scale=0.3),
+    "grouped attention": lambda a, b: F.scaled_dot_product_attention(a, b[:1], a[1:], enable_gqa=True),
+    "layer norm": lambda a, b: F.layer_norm(a, (4, 6), b[0], a[0], eps=0.1) + F.layer_norm(b, (6,)),
+    "embedding": lambda a, b: F.embedding(TOKENS, a.flatten(0, 1), padding_idx=-8) + F.embedding(TOKENS, b[0]),
+    "gather": lambda a, b: a.gather(1, TOKENS.unsqueeze(-1).expand(2, 4, 6) % 4) * b,
+    "pad": lambda a, b: F.pad(a, (1, 2, 0, 1)) * F.pad(b, (3, 0, 1, 0), value=1.0),
+    "repeat": lambda a, b: a.repeat(2, 1, 3) + b.repeat(3, 2, 1, 1)[0].repeat(1, 1, 3),
+    "pool": lambda a, b: F.adaptive_avg_pool1d(a, 1) * b,
     "masked": lambda a, b: a.masked_fill(torch.eye(4, 6, dtype=torch.bool), 0.3) + torch.where(b > 0, b, a),
     "mean": lambda a, b: a - a.mean(-1, keepdim=True) + b.mean(dim=(0, 1)) + a.sum(1, keepdim=True) + b.mean(),
     "reshape": lambda a, b: a.flatten(1).unflatten(1, (6, 4)).reshape(2, 4, 6) + b.view(8, 6).view(2, 4, 6),
@@ -235,7 +245,8 @@ class Sum(nn.Module):
         self.function = function
 
     def forward(self):
-        return self.function(self.a * 1.0, self.b * 1.0)
+        data = torch.zeros(())  # a product with values of parameters alone belongs into a layer
+        return self.function(self.a + data, self.b + data)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

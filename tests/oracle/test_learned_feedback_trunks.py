@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
@@ -184,11 +183,6 @@ class Reversed(torch.autograd.Function):
         return -g
 
 
-def attention_bias(m, x):
-    z = m.a(x).view(-1, 1, 5)
-    return F.scaled_dot_product_attention(z, z, z, attn_mask=m.c(x).mean(-1).view(-1, 1, 1)).flatten(1)
-
-
 RAISES = {
     "writes into a constant": (two(in_constant), r"in place \(mul\)"),
     "writes by index": (two(by_index), r"in place \(setitem\)"),
@@ -197,7 +191,6 @@ RAISES = {
     "complex numbers": (two(lambda m, x: torch.fft.fft(m.a(x)).real + m.c(x)), "real has no closed-form"),
     "bounds that are learned": (two(lambda m, x: torch.clamp(m.a(x), min=m.c(x))), "clamp reads 2 tensors"),
     "exponents that are learned": (two(lambda m, x: (m.a(x).abs() + 1) ** m.c(x)), "pow reads 2 tensors"),
-    "masks that are learned": (two(attention_bias), "attention reads 4 tensors"),
     "fill values that are learned": (two(lambda m, x: m.a(x).masked_fill(x > 0, m.c(x).mean())), "masked_fill reads"),
     "rounded quotients": (
         two(lambda m, x: torch.div(m.a(x), 0.1, rounding_mode="floor") + m.c(x)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
+from torch.nn.grad import conv1d_input, conv2d_input
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
@@ -170,12 +170,13 @@ class Relay(Route):
 
     def _through(self, operation: Operation, delta: Tensor) -> Tensor:
         module, a = _module(operation), operation.input
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
             groups, outputs = module.groups, module.out_channels // module.groups
             inputs = module.weight[0].numel()
             weight = self._map(operation.name, (groups, outputs, inputs), delta).to(delta.dtype)
             geometry = (module.stride, module.padding, module.dilation, module.groups)
-            share: Tensor = conv2d_input(a.shape, weight.reshape(module.weight.shape), delta, *geometry)
+            formula = conv1d_input if isinstance(module, nn.Conv1d) else conv2d_input
+            share: Tensor = formula(a.shape, weight.reshape(module.weight.shape), delta, *geometry)
             return share
         m = self._map(operation.name, (1, delta.shape[-1], a.shape[-1]), delta).to(delta.dtype)
         return (delta @ m[0]).sum_to_size(a.shape)
@@ -325,7 +326,7 @@ def _module(operation: Operation) -> nn.Module:
 def _samples(operation: Operation) -> int:
     """Samples that give ``_ROWS`` rows for every input of a layer's map."""
     module, z = _module(operation), operation.output
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
         inputs, positions = module.weight[0].numel(), math.prod(z.shape[2:])
     else:
         inputs, positions = operation.input.shape[-1], math.prod(z.shape[1:-1])
@@ -335,7 +336,7 @@ def _samples(operation: Operation) -> int:
 
 def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     """Changes of a layer's input and output as rows ``(groups, n, in)`` and ``(groups, n, out)``."""
-    if not isinstance(module, nn.Conv2d):
+    if not isinstance(module, nn.Conv1d | nn.Conv2d):
         leading = torch.broadcast_shapes(da.shape[:-1], dz.shape[:-1])
         e = da.expand(*leading, da.shape[-1]).flatten(0, -2)
         return e[None], dz.expand(*leading, dz.shape[-1]).flatten(0, -2)[None]
@@ -344,11 +345,13 @@ def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
     return e, t
 
 
-def _patches(module: nn.Conv2d, a: Tensor) -> Tensor:
+def _patches(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> Tensor:
     """What every output of a convolution reads: ``(groups, samples * pixels, in * kh * kw)``."""
-    (kh, kw), (dh, dw), (sh, sw) = module.kernel_size, module.dilation, module.stride
     assert not isinstance(module.padding, str)  # such layers have no closed form
-    ph, pw = module.padding
+    if isinstance(module, nn.Conv1d):  # as an image of one line
+        a = a.unsqueeze(2)
+    (kh, kw), (dh, dw), (sh, sw) = ((1, *n)[-2:] for n in (module.kernel_size, module.dilation, module.stride))
+    ph, pw = (0, *module.padding)[-2:]
     padded = F.pad(a, (pw, pw, ph, ph))
     windows = padded.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
     grouped: Tensor = windows.unflatten(1, (module.groups, -1))  # (B, groups, in, H, W, kh, kw)

@@ -63,6 +63,7 @@ class _Pass:
     def __init__(self, tape: Tape, route: Route, trained: Mapping[int, str]) -> None:
         self._tape, self._route, self._trained = tape, route, trained
         self._layers = {place for place, _ in layer_operations(tape)}
+        self._weights = _of_parameters_alone(tape, trained)
         self._at: dict[int, Tensor] = {}
         self._fixed: dict[int, Tensor] = {}
         self._unreached: set[str] = set()
@@ -120,7 +121,7 @@ class _Pass:
 
     def _rule(self, operation: Operation, delta: Any) -> None:
         rule = rule_for(operation)
-        weighted = operation.name in _PRODUCTS and any(id(t) in self._trained for t in operation.args)
+        weighted = operation.name in _PRODUCTS and any(id(t) in self._weights for t in operation.args)
         if rule is None or weighted:
             raise SplitError([_problem(operation, weighted)])
         try:
@@ -155,6 +156,17 @@ class _Pass:
             return self._fixed.get(id(output), self._at.pop(id(output), None))
         found = [self._delta(part) for part in output]
         return None if all(part is None for part in found) else found
+
+
+def _of_parameters_alone(tape: Tape, trained: Mapping[int, str]) -> set[int]:
+    """Return the ``id`` of trained parameters, and of values that functions compute from these, such as Wᵀ."""
+    found = set(trained)
+    for operation in tape.operations:
+        inputs = pytree.tree_leaves((operation.args, dict(operation.kwargs)))
+        # constants may be data, such as the ids of tokens
+        if operation.module is None and all(id(t) in found for t in inputs if isinstance(t, Tensor)):
+            found.update(id(t) for t in pytree.tree_leaves(operation.output))
+    return found
 
 
 def _problem(operation: Operation, weighted: bool) -> str:

@@ -7,14 +7,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_weight
+from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from splitfg.errors import SplitError
 from splitfg.sites._pullback import affine_gradients, is_norm
 from splitfg.sites._structure import is_conv1d
 from splitfg.types import Params
 
-_LAYERS = (nn.Linear, nn.Embedding, nn.Conv2d)
+_LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ def has_layer_gradients(module: nn.Module) -> bool:
     """Whether :func:`layer_gradients` knows a module; a subclass of torch's may compute something else."""
     if type(module) in _LAYERS and module._parameters.get("weight") is None:  # computed from others, as by weight_norm
         return False
-    if type(module) is nn.Conv2d:
+    if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in _LAYERS:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in _LAYERS or is_conv1d(module) or is_norm(module) or isinstance(module, LocalLayer)
 
@@ -40,8 +40,8 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
     For z = W a + b: dL/dW = Σ δ aᵀ and dL/db = Σ δ over rows.
 
     Args:
-        module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv2d`` padded by
-            numbers of zeros, the ``Conv1D`` of transformers, a norm, or a :class:`LocalLayer`.
+        module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv1d`` or
+            ``nn.Conv2d`` padded by numbers of zeros, the ``Conv1D`` of transformers, a norm, or a :class:`LocalLayer`.
         a: The layer's input.
         delta: δ, with the shape of the output.
 
@@ -69,9 +69,9 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
         padding = -1 if module.padding_idx is None else module.padding_idx
         count = module.num_embeddings
         return {"weight": torch.ops.aten.embedding_dense_backward(delta, a, count, padding, module.scale_grad_by_freq)}
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
         grads = {"weight": _conv_weight(module, a, delta)}
-        return grads if module.bias is None else {**grads, "bias": delta.sum((0, 2, 3))}
+        return grads if module.bias is None else {**grads, "bias": delta.sum((0, *range(2, delta.ndim)))}
     return affine_gradients(module, a, delta)
 
 
@@ -101,7 +101,8 @@ def under(name: str, own: Params) -> Params:
     return {f"{name}.{parameter}" if name else parameter: g for parameter, g in own.items()}
 
 
-def _conv_weight(module: nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
+def _conv_weight(module: nn.Conv1d | nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
     geometry = (module.stride, module.padding, module.dilation, module.groups)
-    weight: Tensor = conv2d_weight(a, module.weight.shape, delta, *geometry)
+    formula = conv1d_weight if isinstance(module, nn.Conv1d) else conv2d_weight
+    weight: Tensor = formula(a, module.weight.shape, delta, *geometry)
     return weight

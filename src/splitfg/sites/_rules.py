@@ -226,6 +226,8 @@ def _attention(operation: Operation, delta: Tensor) -> Pulled:
     yield q, _summed_to(ds @ k, q)
     yield read_k, _summed_to(_over_groups(ds.mT @ q, groups), read_k)
     yield read_v, _summed_to(_over_groups(p.mT @ delta, groups), read_v)
+    if mask is not None and mask.is_floating_point():
+        yield mask, _summed_to(ds / scale, mask)
 
 
 def _over_groups(share: Tensor, groups: int) -> Tensor:
@@ -241,6 +243,21 @@ def _embedding(operation: Operation, delta: Tensor) -> Pulled:
         raise NotImplementedError("embeddings scaled by frequency: set scale_grad_by_freq to False")
     row = -1 if padding is None else padding % len(weight)
     yield weight, torch.ops.aten.embedding_dense_backward(delta, tokens, len(weight), row, False)
+
+
+@_rule("layer_norm")
+def _layer_norm(operation: Operation, delta: Tensor) -> Pulled:
+    x, shape = operation.input, _argument(operation, 1, "normalized_shape", ())
+    weight, bias = _argument(operation, 2, "weight", None), _argument(operation, 3, "bias", None)
+    over = tuple(range(-len(shape), 0))
+    variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+    scale = (variance + _argument(operation, 4, "eps", 1e-5)).rsqrt()
+    normed, g = (x - mean) * scale, delta if weight is None else delta * weight
+    yield x, scale * (g - g.mean(over, keepdim=True) - normed * (g * normed).mean(over, keepdim=True))
+    if weight is not None:
+        yield weight, _summed_to(delta * normed, weight)
+    if bias is not None:
+        yield bias, _summed_to(delta, bias)
 
 
 @_rule("mean")
@@ -283,6 +300,15 @@ def _detach(operation: Operation, delta: Tensor) -> Pulled:  # noqa: ARG001
 @_rule("expand", "expand_as", "broadcast_to")
 def _expand(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, _summed_to(delta, operation.input)
+
+
+@_rule("repeat")
+def _repeat(operation: Operation, delta: Tensor) -> Pulled:
+    x, rest, _ = _first_and_rest(operation)
+    counts = operation.kwargs.get("repeats", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
+    sizes = (*[1] * (len(counts) - x.ndim), *x.shape)
+    pairs = [n for pair in zip(counts, sizes, strict=True) for n in pair]
+    yield x, delta.reshape(pairs).sum(tuple(range(0, len(pairs), 2))).reshape(x.shape)
 
 
 @_rule("transpose", "swapaxes")
@@ -341,12 +367,30 @@ def _filled(operation: Operation, delta: Sequence[Tensor | None]) -> list[Tensor
     return [torch.zeros_like(o) if d is None else d for o, d in zip(operation.output, delta, strict=True)]
 
 
-@_rule("adaptive_avg_pool2d")
+@_rule("pad")
+def _pad(operation: Operation, delta: Tensor) -> Pulled:
+    x, sizes = operation.input, _argument(operation, 1, "pad", ())
+    if _argument(operation, 2, "mode", "constant") != "constant":
+        raise NotImplementedError("padding by entries: pad with a constant")
+    for dim, (before, _) in enumerate(zip(sizes[::2], sizes[1::2], strict=True), start=1):
+        delta = delta.narrow(-dim, max(before, 0), x.shape[-dim])
+        if min(sizes) < 0:
+            raise NotImplementedError("negative padding: use slices")
+    yield x, delta
+
+
+@_rule("gather")
+def _gather(operation: Operation, delta: Tensor) -> Pulled:
+    x, dim, index = operation.input, _argument(operation, 1, "dim", None), _argument(operation, 2, "index", None)
+    yield x, torch.zeros_like(x).scatter_add_(dim, index, delta)
+
+
+@_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d")
 def _global_pool(operation: Operation, delta: Tensor) -> Pulled:
-    if tuple(operation.output.shape[-2:]) != (1, 1):
+    x, pooled = operation.input, operation.output.shape[-1 if operation.name.endswith("1d") else -2 :]
+    if pooled.numel() > 1:
         raise NotImplementedError("adaptive pooling to more than one pixel: use avg_pool2d")
-    x = operation.input
-    yield x, (delta / (x.shape[-1] * x.shape[-2])).expand(x.shape)
+    yield x, (delta / (x.numel() / operation.output.numel())).expand(x.shape)
 
 
 @_rule("avg_pool2d")

@@ -14,7 +14,7 @@ from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseMod
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
 from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name
 from splitfg.splitting._interface import Interface
-from splitfg.splitting._replace import submodule, without
+from splitfg.splitting._replace import held_beside, replaced, submodule, without
 from splitfg.splitting._split import Split, Tied
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs
@@ -125,7 +125,7 @@ def _cut_hugging_face(
     raise_if(model_problems(model, default_loss=loss is None, default_cut=at is None and not named))
     name = at or readout_name(model) or _named_or_last(model, None, None)
     layer, loss = submodule(model, name), loss if loss is not None else CrossEntropy()
-    trunk = without(model, name, interface)
+    trunk = replaced(model, {name: nn.Identity()}, interface, held_beside(model, name))
     if head is None and has_closed_form(layer):
         assert isinstance(layer, nn.Linear)
         return trunk, LinearHead(layer, loss=loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,9 @@ def original(model: nn.Module) -> nn.Module:
     return model.original if isinstance(model, _Twin) else model
 
 
-def replaced(model: nn.Module, new: Mapping[str, nn.Module], interface: Interface | None = None) -> nn.Module:
+def replaced(
+    model: nn.Module, new: Mapping[str, nn.Module], interface: Interface | None = None, left_out: Sequence[str] = ()
+) -> nn.Module:
     """Return the model with some modules replaced, sharing all parameters and all other modules.
 
     Copies only the containers of the replaced modules, and these shallowly. Later changes of the model's attributes
@@ -56,17 +58,30 @@ def replaced(model: nn.Module, new: Mapping[str, nn.Module], interface: Interfac
         model: The model.
         new: Modules by the name of the one that they replace.
         interface: How to call the model; by default with the inputs as they are.
+        left_out: Parameters that the containers of replaced modules hold and the result does not use.
     """
     for name in new:
         submodule(model, name)
     if isinstance(model, _Twin):  # keep the earlier replacements
-        return _Twin(model.original, {**model.new, **new}, model.interface)
-    return _Twin(model, new, interface or Interface())
+        return _Twin(model.original, {**model.new, **new}, model.interface, model.left_out)
+    return _Twin(model, new, interface or Interface(), left_out)
 
 
 def without(model: nn.Module, name: str, interface: Interface | None = None) -> nn.Module:
     """Return the model with one module replaced by the identity, so that it returns that module's input."""
     return replaced(model, {name: nn.Identity()}, interface)
+
+
+def held_beside(model: nn.Module, name: str) -> list[str]:
+    """Return the names under which the containers of a module hold its bias too, as heads of transformers do."""
+    layer, found = submodule(model, name), []
+    bias = layer._parameters.get("bias")
+    path = name.split(".")
+    for depth in range(len(path)):
+        holder = ".".join(path[:depth])
+        own = model.get_submodule(holder)._parameters
+        found += [f"{holder}.{leaf}" if holder else leaf for leaf, p in own.items() if p is not None and p is bias]
+    return found
 
 
 def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
@@ -80,9 +95,11 @@ def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
 class _Twin(nn.Module):
     """The model with some modules replaced; follows later changes of the model."""
 
-    def __init__(self, model: nn.Module, new: Mapping[str, nn.Module], interface: Interface) -> None:
+    def __init__(
+        self, model: nn.Module, new: Mapping[str, nn.Module], interface: Interface, left_out: Sequence[str]
+    ) -> None:
         super().__init__()
-        self.new, self.interface = dict(new), interface
+        self.new, self.interface, self.left_out = dict(new), interface, tuple(left_out)
         self._copies: dict[str, tuple[nn.Module, nn.Module]] = {}
         self._own: set[str] = set()
         root = self._copied("", model)
@@ -96,6 +113,10 @@ class _Twin(nn.Module):
                 self._own.add(".".join(path[:depth]))
             holder._modules[leaf] = module
             self._own.add(name)
+        for name in self.left_out:
+            holder_name, _, leaf = name.rpartition(".")
+            holder = self._copies[holder_name][1]
+            holder.__dict__["_parameters"] = {**holder._parameters, leaf: None}
         # Adopt the copy's registries, so that parameter names stay the model's own.
         self._modules, self._parameters, self._buffers = root._modules, root._parameters, root._buffers
 
@@ -129,8 +150,10 @@ class _Twin(nn.Module):
     def _follow(self) -> None:
         """Copy attributes and modules that were set in the model since the last call."""
         for path, (original, twin) in self._copies.items():
-            known = twin.__dict__
-            known.update({k: v for k, v in vars(original).items() if k != "_modules" and known.get(k, self) is not v})
+            known, own = twin.__dict__, ["_modules"]
+            if any(name.rpartition(".")[0] == path for name in self.left_out):
+                own.append("_parameters")
+            known.update({k: v for k, v in vars(original).items() if k not in own and known.get(k, self) is not v})
             for name, child in original._modules.items():
                 if (f"{path}.{name}" if path else name) not in self._own:
                     twin._modules[name] = child
