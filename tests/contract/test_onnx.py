@@ -103,7 +103,10 @@ def test_every_supported_function_computes_what_the_engine_computes():
         node("Softmax", ["v8"], ["v9"], axis=-1),
         node("ReduceMean", ["v9"], ["v10"], axes=[1], keepdims=0),
         node("Slice", ["v10", "start", "end", "axis"], ["v11"]),
-        node("Concat", [*(f"u{i}" for i in range(len(unary))), "v11"], ["h"], axis=1),
+        node("GlobalMaxPool", ["v6"], ["v12"]),
+        node("Flatten", ["v12"], ["v13"]),
+        node("ReduceMin", ["v6"], ["v14"], axes=[2], keepdims=0),
+        node("Concat", [*(f"u{i}" for i in range(len(unary))), "v11", "v13", "v14"], ["h"], axis=1),
     ]
     weights = {
         "w": random(rng, 6, 4),
@@ -115,7 +118,7 @@ def test_every_supported_function_computes_what_the_engine_computes():
         "end": np.array([1]),
         "axis": np.array([1]),
     }
-    width = 6 * len(unary) + 1
+    width = 6 * len(unary) + 5
     source = model(nodes, weights, {"x": ["rows", 4]}, {"h": ["rows", width]})
     split = network(source, width, cut="h")
     x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))

@@ -1,13 +1,24 @@
 """Devices that only run forward: their gradients against autograd on the same layers, in float64."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import splitfg
-from splitfg.hardware import ActivityPerturbation, AnalogDevice, DeviceTrunk, Twin, Wiring, function, layer
+from splitfg.hardware import (
+    ActivityPerturbation,
+    AnalogDevice,
+    DeviceTrunk,
+    PipeDevice,
+    Twin,
+    Wiring,
+    function,
+    layer,
+)
 
 
 def wired(seed=0):
@@ -182,3 +193,48 @@ def test_readings_that_are_not_finite_or_missing_raise():
 
     with pytest.raises(splitfg.SplitError, match="did not return h"):
         DeviceTrunk(Silent(wiring), wiring)(batch()[0])
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from test_hardware import wired
+from splitfg.hardware import AnalogDevice, serve
+serve(AnalogDevice(wired()))
+"""
+
+
+@pytest.fixture(scope="module")
+def piped():
+    with PipeDevice([sys.executable, "-c", PROGRAM.format(paths=[str(Path(__file__).parent), *sys.path])]) as device:
+        yield device
+
+
+def test_a_program_behind_a_pipe_trains_as_the_device_inside_it(piped, network):
+    x, y = batch()
+    estimates = []
+    for trunk in (network.trunk, DeviceTrunk(piped, network.trunk.wiring)):
+        split = splitfg.Split(trunk, network.head)
+        estimator, generator = splitfg.LearnedFeedback(), torch.Generator().manual_seed(0)
+        for _ in range(2):
+            estimate = estimator(split, x, y, generator=generator)
+            estimator.update_state(split, estimate)
+        estimates.append(estimate)
+    assert estimates[0].grads.keys() == estimates[1].grads.keys()
+    for name, g in estimates[0].grads.items():
+        torch.testing.assert_close(estimates[1].grads[name], g)
+
+
+def test_errors_come_back_through_the_pipe(piped):
+    with pytest.raises(splitfg.SplitError, match=r"failed: .*no weight named nothing"):
+        piped.write({"nothing": torch.zeros(2)})
+    assert piped.run((batch()[0],), {}, ["h"])["h"].shape == (7, 6)
+
+
+def test_a_program_that_ends_or_does_not_start_is_an_error():
+    with pytest.raises(splitfg.SplitError, match="cannot start"):
+        PipeDevice(["/nowhere/program"])
+    with PipeDevice([sys.executable, "-c", "raise SystemExit(3)"]) as device:
+        device._process.wait()
+        with pytest.raises(splitfg.SplitError, match="exit code 3"):
+            device.run((torch.zeros(1, 4),), {}, ["h"])

@@ -3,7 +3,7 @@
 A device is described by three things. Its :class:`Wiring` lists the layers (``nn.Linear``, ``nn.Conv2d``: matrices that
 the device holds) and the functions between them (ReLU, sums, norms, reshapes). ``write(params)`` stores weights.
 ``run(inputs, add, read)`` runs a batch forward with numbers added to named tensors, and returns named tensors.
-:class:`Device` is the protocol; ONNX Runtime (:mod:`splitfg.onnx`), and a
+:class:`Device` is the protocol; ONNX Runtime (:mod:`splitfg.onnx`), a program behind a pipe (:class:`PipeDevice`) and a
 simulated analog chip (:class:`AnalogDevice`) implement it.
 
 :class:`DeviceTrunk` makes a trunk of it. Three methods train it, none with a derivative of the device:
@@ -21,6 +21,7 @@ simulated analog chip (:class:`AnalogDevice`) implement it.
 
 from splitfg.hardware._activity import ActivityPerturbation
 from splitfg.hardware._device import Counts, Device
+from splitfg.hardware._pipe import PipeDevice, serve
 from splitfg.hardware._simulator import AnalogDevice
 from splitfg.hardware._trunk import DeviceTrunk, Twin
 from splitfg.hardware._wiring import Node, Ref, Wiring, function, layer
@@ -32,9 +33,11 @@ __all__ = [
     "Device",
     "DeviceTrunk",
     "Node",
+    "PipeDevice",
     "Ref",
     "Twin",
     "Wiring",
     "function",
     "layer",
+    "serve",
 ]

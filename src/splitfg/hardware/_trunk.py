@@ -109,10 +109,12 @@ class DeviceTrunk(ForwardOnlyTrunk):
             tolerance: Largest difference, relative to the largest entry.
         """
         trained = {id(p): name for name, p in self.named_parameters() if p.requires_grad}
-        nodes = [node for node in self.places(trained) if not node.measured]
+        nodes = [node for node in self.places(trained) if not node.measured and not node.hidden]
+        if not nodes:
+            return []
         tape = self.tape(inputs, trained)
         computed = {n.writes: o.output for n, o in zip(self.places(trained), tape.operations, strict=True)}
-        readings = self.run(inputs, {}, [n.writes for n in nodes if not n.hidden])
+        readings = self.run(inputs, {}, [n.writes for n in nodes])
         return [
             f"the device computes {name} differently from its wiring: correct the node that writes it"
             for name, read in readings.items()

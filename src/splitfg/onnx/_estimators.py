@@ -113,7 +113,7 @@ class OnnxEstimator(BaseEstimator, ABC):
         encoded = self._encode(target)
         torch_state = torch.get_rng_state()
         torch.manual_seed(seed)  # the head's initial weights
-        head = LinearHead(nn.Linear(trunk.width(), self._outputs()), loss=self._loss())
+        head = LinearHead(nn.Linear(trunk.width(*(t[:2] for t in x)), self._outputs()), loss=self._loss())
         torch.set_rng_state(torch_state)
         rows, held = _divided(Rows(x, encoded), self.validation_fraction, seed, stratify=self._classes() is not None)
         self.split_ = Split(trunk, head)

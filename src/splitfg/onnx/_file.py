@@ -39,7 +39,7 @@ class OnnxFile:
 
     def __init__(self, source: str | Path | bytes) -> None:
         self.name = "the model" if isinstance(source, bytes) else str(source)
-        self.model = as_float_operators(_upgraded(_parsed(source, self.name)))
+        self.model = as_float_operators(_constants_stored(_upgraded(_parsed(source, self.name))))
         _check(self.model, self.name)
         graph = self.model.graph
         inferred = _inferred(self.model)
@@ -154,6 +154,22 @@ def _upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
         del model.graph.input[:]
         model.graph.input.extend(kept)
     model.ir_version = max(model.ir_version, 4)
+    return model
+
+
+def _constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Store the tensors of Constant nodes as initialisers: some exporters write all weights that way."""
+    nodes = []
+    for node in model.graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value"), None) if node.op_type == "Constant" else None
+        if value is None:
+            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+            continue
+        tensor = model.graph.initializer.add()
+        tensor.CopyFrom(value)
+        tensor.name = node.output[0]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
     return model
 
 

@@ -39,6 +39,13 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "Dropout": torch.clone,
 }
 
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "ReduceMean": torch.mean,
+    "ReduceSum": torch.sum,
+    "ReduceMax": torch.amax,
+    "ReduceMin": torch.amin,
+}
+
 _BINARY: dict[str, Callable[..., Any]] = {"Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div}
 
 
@@ -148,7 +155,7 @@ def _softmax(context: Context, node: onnx.NodeProto) -> list[Node] | None:
 # Sums over dimensions ------------------------------------------------------------------------------------------------
 
 
-@maker("ReduceMean", "ReduceSum")
+@maker(*_REDUCTIONS)
 def _reduce(context: Context, node: onnx.NodeProto) -> list[Node] | None:
     settings = plain_attributes(node)
     axes = settings.get("axes")
@@ -156,28 +163,24 @@ def _reduce(context: Context, node: onnx.NodeProto) -> list[Node] | None:
         axes = context.constant(node.input[1])
     if axes is None:
         return None
-    call = torch.mean if node.op_type == "ReduceMean" else torch.sum
+    call = _REDUCTIONS[node.op_type]
     dims = tuple(int(a) for a in np.atleast_1d(axes))
     return [Node(call.__name__, call, (Ref(node.input[0]), dims, bool(settings.get("keepdims", 1))), node.output[0])]
 
 
-@maker("GlobalAveragePool")
-def _global_average(context: Context, node: onnx.NodeProto) -> list[Node] | None:
+@maker("GlobalAveragePool", "GlobalMaxPool")
+def _global_pool(context: Context, node: onnx.NodeProto) -> list[Node] | None:
     dims = context.file.shapes.get(node.input[0])
     if dims is None or len(dims) < 3:
         return None
     over = tuple(range(2, len(dims)))
-    return [Node("mean", torch.mean, (Ref(node.input[0]), over, True), node.output[0])]
+    call = _REDUCTIONS["ReduceMean" if node.op_type == "GlobalAveragePool" else "ReduceMax"]
+    return [Node(call.__name__, call, (Ref(node.input[0]), over, True), node.output[0])]
 
 
-@maker("AveragePool", "MaxPool", "GlobalMaxPool")
-def _pool(context: Context, node: onnx.NodeProto) -> list[Node] | None:
+@maker("AveragePool", "MaxPool")
+def _pool(context: Context, node: onnx.NodeProto) -> list[Node] | None:  # noqa: ARG001
     settings = plain_attributes(node)
-    if node.op_type == "GlobalMaxPool":
-        shape = context.file.shapes.get(node.input[0], ())
-        if len(shape) != 4 or None in shape[2:]:
-            return None
-        settings = {"kernel_shape": shape[2:]}
     kernel = tuple(settings["kernel_shape"])
     pads = list(settings.get("pads", [0, 0, 0, 0]))
     strange = settings.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or settings.get("storage_order", 0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -102,15 +103,15 @@ class OnnxTrunk(DeviceTrunk):
                     return module.requires_grad_(True)
         return None
 
-    def width(self) -> int:
-        """Return the width of h.
+    def width(self, *inputs: Any) -> int:
+        """Return the width of h; without inputs to run, the file must say it.
 
         Raises:
-            SplitError: If the file does not say.
+            SplitError: If h is not of shape ``(rows, features)``, or the file does not say.
         """
-        shape = self.file.shapes.get(self.cut)
-        if shape is None or len(shape) != 2 or shape[-1] is None:
-            got = "unknown" if shape is None else str(tuple("?" if d is None else d for d in shape))
+        shape = tuple(self(*inputs).shape) if inputs else self.file.shapes.get(self.cut, ())
+        if len(shape) != 2 or shape[-1] is None:
+            got = str(tuple("?" if d is None else d for d in shape)) if shape else "unknown"
             raise SplitError(
                 [f"h ({self.cut}) has shape {got}: cut at a tensor of shape (rows, features); see `splitfg onnx show`"]
             )

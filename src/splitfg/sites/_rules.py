@@ -271,6 +271,16 @@ def _sum(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, _spread(operation, delta).expand(operation.input.shape)
 
 
+@_rule("amax", "amin")
+def _extreme(operation: Operation, delta: Tensor) -> Pulled:
+    """δ goes to the largest entry; equal ones share it."""
+    x, dims = operation.input, _argument(operation, 1, "dim", ())
+    reduced = {d % x.ndim for d in (dims if isinstance(dims, Sequence) else (dims,))}
+    kept = [1 if i in reduced else size for i, size in enumerate(x.shape)]
+    hit = (x == operation.output.reshape(kept)).to(delta.dtype)
+    yield x, delta.reshape(kept) * hit / hit.sum(tuple(reduced), keepdim=True)
+
+
 def _spread(operation: Operation, delta: Tensor) -> Tensor:
     """δ with the reduced dimensions put back, of size one."""
     x, dims = operation.input, _argument(operation, 1, "dim", None)
