@@ -360,7 +360,7 @@ class TestMeanJacobian:
 
     def test_noise_rides_along_with_the_one_pass(self):
         s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
-        DirectPath()(s, x, y)  # the first batch of a split is looked at closely
+        DirectPath(feedback=MeanJacobian())(s, x, y, generator=generator())  # validates the first batch
         calls = []
         s.trunk.register_forward_hook(lambda *_: calls.append(1))
         DirectPath(feedback=MeanJacobian())(s, x, y, generator=generator())

@@ -102,6 +102,8 @@ class ParallelPull:
             if isinstance(self.feedback, LearnedMaps):
                 check_tangents(ForwardMode(), split, x)
             seen = self.recorder(split, x, block_points(path, self._moved(path)), generator)
+            change = self._learned(path, seen)
+            seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
             feedback = self.feedback.drawn(generator)
@@ -112,7 +114,7 @@ class ParallelPull:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         biased = self.pulls < len(path.blocks)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats, self._learned(path, seen))
+        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""

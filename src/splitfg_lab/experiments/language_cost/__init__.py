@@ -25,6 +25,21 @@ SWEPT = BACKPROPS | {
     "split_fg-k4-chunk4": "Split-FG, K = 4, all at once",
     "split_fg-k4-chunk1-block22-lean": "Split-FG, K = 4, one at a time, 2^22 logits, lean",
 }
+LADDER = {
+    "backprop": "Backprop",
+    "backprop-both": "Backprop, chunked head and checkpointing",
+    "frozen": "Frozen trunk",
+    "split_fg-k4-chunk4": "Split-FG, K = 4, all at once",
+    "direct": "Direct path",
+    "maps": "Maps to the writers",
+    "pull-identity": "r unchanged, one pull",
+    "pull-maps": "Maps, one pull",
+    "pull2-maps": "Maps, two pulls",
+    "pull4-maps": "Maps, four pulls",
+    "learned": "Learned feedback, layer by layer",
+}
+"""Variants of the ladder to backprop."""
+LADDER_DEPTHS = (4, 16, 32)
 DEPTHS = (4, 8, 16, 32, 64)
 LENGTHS = (64, 128, 256, 512, 1024)
 
@@ -167,6 +182,24 @@ _NOTE = (
     " eager ratios only."
 )
 
+
+def _ladder_table() -> Table:
+    rows = tuple(
+        Row(
+            label,
+            (
+                Cell("ladder", f"ms/{name}", decimals=3),
+                Cell("ladder", f"ratio/{name}", decimals=2),
+                *(Cell(f"ladder-memory-{n}", f"mib/{name}") for n in LADDER_DEPTHS),
+            ),
+        )
+        for name, label in LADDER.items()
+    )
+    columns = ("Step, ms", "Time over backprop's", *(f"Peak at {n} blocks, MiB" for n in LADDER_DEPTHS))
+    title = "The ladder to backprop: step time and peak memory of GPT small8, compiled and captured"
+    return Table("language-cost-ladder", title, columns, rows, note=_NOTE)
+
+
 EXPERIMENT = Experiment(
     name="language_cost",
     title="Step time and peak memory of GPT small8",
@@ -178,11 +211,21 @@ EXPERIMENT = Experiment(
         Preset("eager", "Time of all methods, eager", Cost(step="eager", blocks=3, steps=5)),
         Preset("eager-memory", "Memory of all methods, eager", Cost("memory", step="eager")),
         *(_swept(f"depth-{n}", f"Memory at {n} layers", Sizes(layers=n)) for n in DEPTHS),
+        Preset("ladder", "Time of the ladder, compiled and captured", Cost(variants=tuple(LADDER))),
+        *(
+            Preset(
+                f"ladder-memory-{n}",
+                f"Memory of the ladder at {n} layers, compiled and captured",
+                Cost("memory", tuple(LADDER), Sizes(layers=n)),
+            )
+            for n in LADDER_DEPTHS
+        ),
         *(_swept(f"length-{n}", f"Memory at T = {n}", Sizes(context=n)) for n in LENGTHS),
     ),
     tables=(
         _table("compiled", "A training step of GPT small8, compiled and captured", _NOTE),
         _table("eager", "The same, eager, as the paper measured it", _NOTE),
+        _ladder_table(),
     ),
     figures=(
         _sweep("memory-depth", "Peak memory of an eager step against depth", "mib", "layers", DEPTHS),

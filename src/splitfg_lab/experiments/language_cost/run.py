@@ -7,18 +7,23 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from splitfg import (
     Backprop,
     CheckpointedBackprop,
+    DirectPath,
     EvolutionStrategy,
     ForwardGradient,
     ForwardMode,
     FrozenTrunk,
     GradientLearner,
+    LearnedFeedback,
+    MeanJacobian,
+    ParallelPull,
     SplitFG,
 )
 from splitfg.errors import SplitError
@@ -53,6 +58,15 @@ _BACKPROPS: dict[str, Estimator] = {
     "backprop-both": CheckpointedBackprop(closed_head=True),
 }
 _EXACT: dict[str, Estimator] = {**_BACKPROPS, "frozen": FrozenTrunk()}
+_LADDER: dict[str, Callable[[], Estimator]] = {
+    "direct": DirectPath,
+    "maps": lambda: DirectPath(feedback=MeanJacobian()),
+    "pull-identity": ParallelPull,
+    "pull-maps": lambda: ParallelPull(feedback=MeanJacobian()),
+    "pull2-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
+    "pull4-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=4),
+    "learned": LearnedFeedback,
+}
 
 
 def run(config: Cost, *, seed: int, run: RunContext) -> Mapping[str, float]:
@@ -104,11 +118,13 @@ class Variant:
 
     Attributes:
         block: The number of logits at once is 2 to this power.
+        tied: Whether the token table is trained as lookup, as backprop does.
     """
 
     estimator: Estimator
     block: int
     optimizer: OptimizerRecipe = field(default_factory=lambda: Adam(lr=_LR))
+    tied: Literal["exclude", "include"] = "exclude"
 
 
 def parse(name: str, block: int) -> Variant:
@@ -119,10 +135,13 @@ def parse(name: str, block: int) -> Variant:
     """
     if name in _EXACT:
         return Variant(_EXACT[name], block)
+    if name in _LADDER:
+        return Variant(_LADDER[name](), block, tied="include")
     found = _TANGENTS.fullmatch(name)
     if found is None:
         others = "split_fg-kK-chunkC[-blockB][-lean], fg-kK-chunkC or es-kK, and -adamw, -sgd or -muon behind if wanted"
-        raise RunError(f"no variant is called {name!r}; there are {', '.join(_EXACT)} and {others}")
+        known = ", ".join((*_EXACT, *_LADDER))
+        raise RunError(f"no variant is called {name!r}; there are {known} and {others}")
     method, K, chunk, own_block, lean, optimizer = found.groups()
     engine = ForwardMode(None if chunk is None else int(chunk))
     estimators: dict[str, Estimator] = {
@@ -145,6 +164,7 @@ def _make(name: str, config: Cost, seed: int, device: torch.device) -> Step:
     """Build a variant's training step."""
     variant = parse(name, config.block)
     language = Language(FrozenMethod(), model=config.model, corpus="synthetic", block=2**variant.block)
+    language = replace(language, tied=variant.tied)
     split, taken = make_split(language, seed, device), _BEFORE + _MEASURED + config.blocks * config.steps
     windows = DeviceWindows(load_corpus(language).train, batch=config.batch, steps=taken, device=device)
     learner = GradientLearner(split, variant.estimator, variant.optimizer.build(split, rho=0.1))
@@ -162,7 +182,7 @@ def _in_turns(steps: Mapping[str, Step], config: Cost, run: RunContext) -> dict[
         for name, step in steps.items():
             seconds = _timed(step, config.steps, run.device)
             estimator = parse(name, config.block).estimator
-            jvps = estimator.K if isinstance(estimator, SplitFG | ForwardGradient) else 0
+            jvps = estimator.K if isinstance(estimator, SplitFG | ForwardGradient) else int("maps" in name)
             backward = config.steps if name in _BACKPROPS else 0
             run.count(steps=config.steps, seconds=seconds, jvps=jvps * config.steps, trunk_backward=backward)
             blocks[name].append(1e3 * seconds / config.steps)
