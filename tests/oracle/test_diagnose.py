@@ -9,6 +9,7 @@ from _toolkit import DOUBLE, TiedLanguageModel, classes, exact, flat, generator,
 from torch import nn
 
 from splitfg import (
+    Backprop,
     BlackBoxTrunk,
     DirectPath,
     LearnedFeedback,
@@ -22,6 +23,7 @@ from splitfg import (
     theory,
 )
 from splitfg.diagnosis import MethodReport
+from splitfg.diagnosis._methods import MAP_UPDATES
 from splitfg.models import FlatTrunk
 
 K, DRAWS = 4, 300
@@ -294,3 +296,24 @@ class TestBlackBox:
         assert "predicted, not measured (Split-FG, K=" in str(d)
         assert "Recommended: SplitFG(K=8, engine=CentralDifference())." in str(d)
         assert "signal to noise" not in str(d)
+
+
+def test_learned_maps_report_what_they_explain_by_parameter():
+    """Against the definition, with an estimator of the test's own; the layers above the last map are exact."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    s, x, y = split(model), torch.randn(64, 6, dtype=torch.float64), torch.randint(0, 3, (64,))
+    found = diagnose(s, x, y, generator=generator(), draws=2)
+    (report,) = [m for m in found.methods if m.method == "LearnedFeedback()"]
+    assert set(report.explained) == set(s.trunk_params())
+    assert report.explained["2.weight"] == pytest.approx(1, abs=1e-12)
+    estimator, exact, draws = LearnedFeedback(), Backprop()(s, x, y).grads, generator(1)
+    for _ in range(MAP_UPDATES + 1):
+        estimate = estimator(s, x, y, generator=draws)
+        estimator.update_state(s, estimate)
+    g, own = exact["0.weight"], estimate.grads["0.weight"]
+    expected = 1 - float((own - g).square().sum() / g.square().sum())
+    assert report.explained["0.weight"] == pytest.approx(expected, abs=0.02)
+    assert report.explained["0.weight"] < 1
+    assert "share of the gradient that LearnedFeedback() explains" in str(found)
+    assert all(not m.explained for m in found.methods if not m.learned)

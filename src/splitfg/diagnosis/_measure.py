@@ -89,7 +89,7 @@ def diagnose(
     joint_norm = (total + variance) ** 0.5
     methods = [_split_fg(K, layout.total, deviation)]
     if g is not None:
-        methods += compare(split, x, y, g, other_methods(K, engine), trunk_gradient, generator)
+        methods += compare(split, x, y, g, layout, other_methods(K, engine), trunk_gradient, generator)
     return Diagnosis(
         K=K,
         draws=draws,

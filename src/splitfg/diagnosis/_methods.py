@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from splitfg.errors import SplitError
 from splitfg.estimators import ActivityFG, DirectPath, Estimator, LearnedFeedback, LearningEstimator
 from splitfg.splitting import Split
+from splitfg.tangents import Layout
 from splitfg.types import Engine, Estimate, Inputs, Target
 
 # Estimates to average over.
@@ -34,6 +35,8 @@ class MethodReport:
         noise: E‖ĝ - g‖² / ‖g‖².
         obstacle: Why the method does not apply to this model; ``None`` if it does.
         learned: Whether the method learns maps, which were updated ``MAP_UPDATES`` times before the measurement.
+        explained: By parameter p, 1 - ‖ĝ_p - g_p‖² / ‖g_p‖², of a method that learns maps: 1 is exact, 0 no better
+            than no gradient.
     """
 
     method: str
@@ -42,6 +45,7 @@ class MethodReport:
     noise: float = float("inf")
     obstacle: str | None = None
     learned: bool = False
+    explained: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return self.line()
@@ -67,16 +71,16 @@ class Deviation:
     """
 
     def __init__(self, g: Tensor) -> None:
-        self._g, self._norm = g.double(), float(g.double().norm())
-        self._cosine = self._error = 0.0
+        self.g, self._norm = g.double(), float(g.double().norm())
+        self._cosine, self._squares = 0.0, torch.zeros_like(self.g)
         self._count = 0
 
     def add(self, estimate: Tensor) -> None:
         """Add one flat estimate."""
         found = estimate.double()
         size = self._norm * float(found.norm())
-        self._cosine += float(self._g @ found) / size if size > 0 else 0.0
-        self._error += float((found - self._g).square().sum())
+        self._cosine += float(self.g @ found) / size if size > 0 else 0.0
+        self._squares += (found - self.g).square()
         self._count += 1
 
     @property
@@ -85,9 +89,14 @@ class Deviation:
         return self._cosine / self._count
 
     @property
+    def squares(self) -> Tensor:
+        """Mean squared difference from g, by entry."""
+        return self._squares / self._count
+
+    @property
     def error(self) -> float:
         """Mean squared distance from g."""
-        return self._error / self._count
+        return float(self.squares.sum())
 
     @property
     def noise(self) -> float:
@@ -110,6 +119,7 @@ def compare(
     x: Inputs,
     y: Target,
     g: Tensor,
+    layout: Layout,
     methods: Mapping[str, Estimator],
     trunk_gradient: TrunkGradient,
     generator: torch.Generator,
@@ -118,7 +128,7 @@ def compare(
     # a twin records its own validations, so that warnings that are shown once are left to the user's training
     twin = split.twin(split.trunk, split.head)
     return [
-        _measured(name, estimator, twin, x, y, Deviation(g), trunk_gradient, generator)
+        _measured(name, estimator, twin, x, y, Deviation(g), layout, trunk_gradient, generator)
         for name, estimator in methods.items()
     ]
 
@@ -130,6 +140,7 @@ def _measured(
     x: Inputs,
     y: Target,
     deviation: Deviation,
+    layout: Layout,
     trunk_gradient: TrunkGradient,
     generator: torch.Generator,
 ) -> MethodReport:
@@ -147,7 +158,14 @@ def _measured(
                 biased = estimate.stats.biased
     except (SplitError, NotImplementedError, RuntimeError) as error:
         return MethodReport(name, obstacle=_first_line(error))
-    return MethodReport(name, biased, deviation.cosine, deviation.noise, learned=learns)
+    explained = _explained(layout, deviation) if learns else {}
+    return MethodReport(name, biased, deviation.cosine, deviation.noise, learned=learns, explained=explained)
+
+
+def _explained(layout: Layout, deviation: Deviation) -> dict[str, float]:
+    left, whole = (layout.unflatten(t) for t in (deviation.squares, deviation.g.square()))
+    energies = {name: float(part.sum()) for name, part in whole.items()}
+    return {name: 1 - float(left[name].sum()) / energy for name, energy in energies.items() if energy > 0}
 
 
 def _first_line(error: Exception) -> str:

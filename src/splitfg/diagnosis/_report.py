@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import splitfg.theory as theory
@@ -66,7 +67,8 @@ class Diagnosis:
 
     def __str__(self) -> str:
         width = max(len(m.method) for m in self.methods)
-        return "\n".join([*self._numbers(), "", *(m.line(width) for m in self.methods), "", *self.advice()])
+        methods = [m.line(width) for m in self.methods]
+        return "\n".join([*self._numbers(), "", *methods, *self._explained_lines(), "", *self.advice()])
 
     def advice(self) -> list[str]:
         """Return sentences that recommend a method, K, rho and clipping."""
@@ -162,13 +164,25 @@ class Diagnosis:
             )
         return lines + self._snr_lines()
 
-    def _snr_lines(self) -> list[str]:
-        """List the parameters with their signal to noise: all, or the lowest and the highest."""
-        if not self.snr:
+    def _explained_lines(self) -> list[str]:
+        """List how much of every parameter's gradient the maps explain, for the first method that learns maps."""
+        found = next((m for m in self.methods if m.explained), None)
+        if found is None:
             return []
-        ranked = sorted(self.snr, key=self.snr.__getitem__)
-        shown = set(ranked if len(ranked) <= 2 * _LISTED else ranked[:_LISTED] + ranked[-_LISTED:])
-        left_out = len(ranked) - len(shown)
-        heading = f"signal to noise{f' (the lowest and highest; {left_out} more)' if left_out else ''}"
-        width = max(len(name) for name in shown)
-        return [heading, *(f"  {name:<{width}}  {value:.3g}" for name, value in self.snr.items() if name in shown)]
+        return ["", *_ranked_lines(f"share of the gradient that {found.method} explains", found.explained)]
+
+    def _snr_lines(self) -> list[str]:
+        """List the signal to noise of parameters."""
+        return _ranked_lines("signal to noise", self.snr)
+
+
+def _ranked_lines(heading: str, values: Mapping[str, float]) -> list[str]:
+    """List values by parameter: all of them, or the lowest and the highest."""
+    if not values:
+        return []
+    ranked = sorted(values, key=values.__getitem__)
+    shown = set(ranked if len(ranked) <= 2 * _LISTED else ranked[:_LISTED] + ranked[-_LISTED:])
+    left_out = len(ranked) - len(shown)
+    more = f" (the lowest and highest; {left_out} more)" if left_out else ""
+    width = max(len(name) for name in shown)
+    return [heading + more, *(f"  {name:<{width}}  {value:.3g}" for name, value in values.items() if name in shown)]
