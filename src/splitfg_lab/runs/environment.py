@@ -27,11 +27,14 @@ VARIABLE = "SPLITFG_REVISION"
 SIDE_BY_SIDE = "SPLITFG_SIDE_BY_SIDE"
 _COMMIT = re.compile(r"(?P<commit>[0-9a-f]{7,64})(?P<dirty>-dirty)?")
 _PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
+# The size of cuBLAS's work spaces is part of the peak memory.
+_SETTINGS = ("CUBLAS_WORKSPACE_CONFIG",)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that a result can depend on."""
+    """Return what a result can depend on beside its config: versions, and settings from the environment."""
     found = {"python": platform.python_version()}
+    found |= {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
