@@ -1,6 +1,7 @@
 """Learned feedback against backpropagation, autograd and brute-force Jacobians, in float64."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from splitfg.feedback import (
 from splitfg.feedback._map_rules import _solve_by_products
 from splitfg.models import GPT, MLP, FlatTrunk, GPTConfig, TabM, resnet20
 from splitfg.sites import pull_back, record_tape
+from splitfg.testing import example_split
 
 DOUBLE = torch.float64
 
@@ -510,3 +512,17 @@ def test_measurements_on_part_of_a_batch_are_right():
     y = torch.randint(0, 3, (8,), generator=generator())
     found = errors(split, taught(LearnedFeedback(), split, x, y, 80), x, y)
     assert max(found.values()) < 1e-4, found
+
+
+def test_a_loop_that_never_updates_the_maps_is_warned_once():
+    split, x, y = example_split()
+    forgetful, careful = LearnedFeedback(), LearnedFeedback()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(50):
+            forgetful(split, x, y, generator=generator())
+    assert ["update_state" in str(w.message) for w in caught] == [True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(50):
+            careful.update_state(split, careful(split, x, y, generator=generator()))

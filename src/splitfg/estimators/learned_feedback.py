@@ -107,6 +107,8 @@ class LearnedFeedback:
             head = HeadPass(split, y)
             swept = self.sweep(split, tape, head.u(0, tape.h, y))
             change = self.learn_from_all(split, x, tape, generator, share)
+            if change:
+                self.route.count_measurement()
             trunk = split.named_trunk_grads(swept.grads)
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)

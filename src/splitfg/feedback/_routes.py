@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from splitfg.types import Params
 
 _ROWS = 4
 """Rows for every input of a map that one measurement takes at most; more teach little, and cost a larger pass."""
+
+_PATIENCE = 20
+"""Measurements in a row that may be left unused before a warning."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Route(ABC):
     def __init__(self, rule: MapRule | None = None) -> None:
         self.rule = rule if rule is not None else Proximal()
         self._maps: Params = {}
+        self._unused = 0  # measurements, until the first one is applied
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rule!r})"
@@ -72,6 +77,17 @@ class Route(ABC):
             place: Of the layer at whose output δ is the gradient; ``None`` for h.
             delta: δ.
         """
+
+    def count_measurement(self) -> None:
+        """Count a measurement; warns if none of the first ``_PATIENCE`` has changed the maps."""
+        self._unused += not self._maps
+        if self._unused == _PATIENCE:
+            warnings.warn(
+                f"{_PATIENCE} estimates and the maps are still as they began, so that the layers below the last one do"
+                " not learn: call estimator.update_state(network, estimate) after every estimate, or use"
+                " GradientLearner, which does",
+                stacklevel=5,
+            )
 
     def apply(self, change: Mapping[str, Tensor]) -> None:
         """Add a change in place: captured steps replay on the same memory."""
