@@ -212,7 +212,7 @@ class TestRefusals:
 
     def test_a_trunk_that_does_not_say_where_it_writes(self):
         (problem,) = self.refused(DirectPath())
-        assert "path=ResidualPath(...)" in problem
+        assert "path=ResidualPath.find(model, batch)" in problem
 
     def test_everything_that_is_wrong_with_a_path(self):
         path = ResidualPath(

@@ -150,7 +150,7 @@ class DirectPath:
             return self.path
         if not isinstance(split.trunk, ResidualTrunk):
             words = "the trunk has no residual_path()"
-            raise SplitError([f"{words}: give path=ResidualPath(...)"])
+            raise SplitError([f"{words}: give path=ResidualPath.find(model, batch), or ResidualPath(...)"])
         return split.trunk.residual_path()
 
     def _points(self, path: ResidualPath) -> TapPoints:
@@ -180,7 +180,7 @@ class DirectPath:
             return path.features_back(feedback.at(writer, path.features_last(r)))
 
         def write(name: str, a: Tensor) -> None:
-            own = layer_gradients(trunk.get_submodule(name), a, fed_back(name))
+            own = layer_gradients(trunk.get_submodule(name), a, _summed_to_rows(fed_back(name), a))
             grads.update(added(grads, under(name, own)))
 
         if self.lean:
@@ -218,7 +218,8 @@ class _MapLearning:
         if self._maps is None or seen.response is None:
             return
         response = path.features_last(seen.response)
-        noise = {name: [path.features_last(e) for e in calls] for name, calls in seen.noise.items()}
+        stream = seen.response.shape
+        noise = {name: [path.features_last(e.expand(stream)) for e in calls] for name, calls in seen.noise.items()}
         exact = _exact_writer(path, seen)
         if exact is not None:
             response = response - noise.pop(exact)[0]
@@ -238,6 +239,13 @@ def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:
     """
     last = next(reversed(list(seen.noise.items())), None)
     return last[0] if path.strict and last is not None and len(last[1]) == 1 else None
+
+
+def _summed_to_rows(delta: Tensor, a: Tensor) -> Tensor:
+    """Sum δ over leading dimensions along which a layer's output was broadcast, such as those of positions."""
+    if a.ndim == 0 or a.shape[0] == delta.shape[0] or a.shape[0] != 1:
+        return delta
+    return delta.sum(0, keepdim=True)
 
 
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

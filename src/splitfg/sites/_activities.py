@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from splitfg.errors import raise_if
-from splitfg.sites._layers import LocalLayer, has_layer_gradients
-from splitfg.sites._pullback import has_pull_back
+from splitfg.errors import raise_if, shorten
+from splitfg.sites._layers import LAYER_HOOK, LocalLayer, has_layer_gradients
+from splitfg.sites._pullback import TOP_HOOK, has_pull_back
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Activities:
             if name in modules and not has_layer_gradients(modules[name]):
                 found.append(
                     f"{name} ({type(modules[name]).__name__}) does not know its own gradient: name nn.Linear,"
-                    " nn.Conv2d, nn.Embedding or norms, or give it a layer_gradients(a, delta)"
+                    f" nn.Conv2d, nn.Embedding or norms, or give it a method{LAYER_HOOK}"
                 )
         if self.top in modules and not has_pull_back(modules[self.top]):
             found.append(
                 f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): give it a"
-                " pull_back(x, u)"
+                f" method{TOP_HOOK}"
             )
         return found or self._left_out(trunk)
 
@@ -76,11 +76,14 @@ class Activities:
             return []
         known = [trunk.get_submodule(name) for name in (*names, *([] if self.top is None else [self.top]))]
         covered = {id(p) for module in known for p in module.parameters(recurse=isinstance(module, LocalLayer))}
+        left = [name for name, p in trunk.named_parameters() if p.requires_grad and id(p) not in covered]
+        if not left:
+            return []
+        verb = "belongs" if len(left) == 1 else "belong"
         return [
-            f"{name} belongs to no layer that knows its own gradient: freeze it, choose layers with"
-            " Activities(layers=...), or make it a layer's (positions: an nn.Embedding read at ids of shape (B, T))"
-            for name, p in trunk.named_parameters()
-            if p.requires_grad and id(p) not in covered
+            f"{shorten(left)} {verb} to no layer that knows its own gradient: freeze it, choose layers with"
+            " Activities(layers=...), make it a layer's (positions: an nn.Embedding read at ids of shape (B, T)), or"
+            f" give the module that holds it a method{LAYER_HOOK}"
         ]
 
 

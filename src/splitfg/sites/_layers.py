@@ -17,6 +17,12 @@ from splitfg.types import Params
 _LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 
+LAYER_HOOK = """
+    def layer_gradients(self, a, delta):  # a: the input, delta = dL/d(output)
+        return {"weight": ..., "bias": ...}  # by the names of its parameters"""
+"""The method that lets a module of any class train itself, for error messages."""
+
+
 @runtime_checkable
 class LocalLayer(Protocol):
     """A layer that knows its own gradient."""

@@ -10,8 +10,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from splitfg.errors import raise_if
-from splitfg.sites._layers import has_layer_gradients
-from splitfg.sites._pullback import has_pull_back
+from splitfg.sites._layers import LAYER_HOOK, has_layer_gradients
+from splitfg.sites._pullback import TOP_HOOK, has_pull_back
+from splitfg.splitting import Split
+from splitfg.types import Inputs
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,43 @@ class ResidualPath:
         raise_if([f"writers is {given!r}: give a tuple of names, ({given!r},)"] if isinstance(given, str) else [])
         object.__setattr__(self, "writers", tuple(self.writers))
 
+    @classmethod
+    def find(cls, network: Split | nn.Module, batch: Inputs, *, strict: bool = True) -> ResidualPath:
+        """Find the stream of a trunk from one forward pass: the values that are added up to the top, in order.
+
+        Starts at h, takes the norm that gives it as the top, and follows every sum to its terms, down to layers and
+        parameters. Print the result to see what was found; the first batch of :class:`~splitfg.DirectPath` validates
+        that the writers sum to the top.
+
+        Args:
+            network: A split, or a model that :func:`~splitfg.split` cuts.
+            batch: Inputs; labels in a dict are ignored.
+            strict: Whether the stream must be a plain sum. ``False`` also follows it through norms and scales, as in
+                models that normalise after every block, and the path is then an approximation.
+
+        Raises:
+            SplitError: If the stream contains values that no layer writes, with what was found.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from splitfg import ResidualPath
+            >>> class Residual(nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.first, self.block, self.norm = nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+            ...         self.head = nn.Linear(8, 3)
+            ...     def forward(self, x):
+            ...         x = self.first(x)
+            ...         return self.head(self.norm(x + self.block(x.relu())))
+            >>> path = ResidualPath.find(Residual(), torch.randn(16, 4))
+            >>> path.writers, path.top
+            (('first', 'block'), 'norm')
+        """
+        from splitfg.sites._find_path import find_path
+
+        return find_path(network, batch, strict=strict)
+
     def features_last(self, stream: Tensor) -> Tensor:
         """Move the features of a tensor of the stream to the last dimension."""
         return stream.movedim(self._features(stream), -1)
@@ -89,12 +128,13 @@ class ResidualPath:
                 kind = type(modules[name]).__name__
                 found.append(
                     f"{name} ({kind}) cannot be trained by what it writes: name an nn.Linear, nn.Embedding or"
-                    " nn.Conv2d (and no subclass) whose output is added to the stream"
+                    " nn.Conv2d (and no subclass) whose output is added to the stream, or give the class a method"
+                    f"{LAYER_HOOK}"
                 )
         if self.top in modules and not has_pull_back(modules[self.top]):
             found.append(
                 f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): end the trunk"
-                " with nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.ReLU or nn.Identity"
+                f" with nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.ReLU or nn.Identity, or give it a method{TOP_HOOK}"
             )
         return found if self.writers else ["the path has no writer", *found]
 

@@ -15,6 +15,12 @@ _NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
+TOP_HOOK = """
+    def pull_back(self, x, u):  # x: the input, u = dL/d(output)
+        return r, {"weight": ...}  # r = dL/dx, and gradients by the names of its parameters"""
+"""The method that lets u pass through a module of any class, for error messages."""
+
+
 @runtime_checkable
 class ClosedForm(Protocol):
     """A module that knows its own pullback."""

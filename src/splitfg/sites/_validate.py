@@ -114,7 +114,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
         f"{name} writes {tuple(z.shape)}, and the stream is {tuple(seen.top.shape)}: name modules whose outputs are"
         " added to the stream as they are"
         for name, z in writes
-        if z.shape != seen.top.shape
+        if z.shape not in (seen.top.shape, (1, *seen.top.shape[1:]))  # positions are the same for every sample
     ]
     beside = {name: read_rows(split.trunk.get_parameter(name), seen.top) for name in path.added}
     found += [

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import splitfg
 from splitfg import Estimate, Split, SplitError
 from splitfg.numerics import norm
-from splitfg.sites import Activities
+from splitfg.sites import Activities, ResidualTrunk
 from splitfg.splitting import arguments
 from splitfg.tangents import Gaussian, Layout
 from splitfg.types import Params
@@ -86,6 +86,8 @@ def _cell(method: Method, truth: _Truth) -> Cell:
         return Cell("failed", reason=_described(failure))
     wanted = list(truth.trunk)
     reached = sum(name in grads for name in wanted)
+    if not any(name in truth.grads for name in grads):
+        return Cell("refused", reason="it reaches no trained parameter of this model")
     return Cell(
         "exact" if error <= EXACT else "approximate",
         error,
@@ -204,7 +206,9 @@ def _learned(truth: _Truth) -> tuple[float, Params]:
 
 
 def _direct(truth: _Truth) -> tuple[float, Params]:
-    found = splitfg.DirectPath()(truth.split, truth.x, truth.y)
+    declared = isinstance(truth.split.trunk, ResidualTrunk)
+    path = None if declared else splitfg.ResidualPath.find(truth.split, truth.x)
+    found = splitfg.DirectPath(path)(truth.split, truth.x, truth.y)
     return _distance({n: g for n, g in found.grads.items() if n in truth.trunk}, truth.grads), found.grads
 
 

@@ -1,0 +1,105 @@
+"""Residual streams found in a recorded pass, against declared ones and autograd."""
+
+import pytest
+import torch
+from _toolkit import generator, seeded
+from torch import nn
+
+from splitfg import DirectPath, LinearHead, ResidualPath, Split, SplitError, split
+from splitfg.models import GPT, GPTConfig
+
+
+def gpt():
+    trunk = GPT(GPTConfig(layers=2, width=8, heads=2, context=6, vocab=11), generator=generator())
+    return Split(trunk, LinearHead(trunk.tied_linear()), tied="include")
+
+
+class Block(nn.Module):
+    def __init__(self, width=4, scale=None, act=nn.Identity):
+        super().__init__()
+        self.norm, self.inner, self.out, self.act = nn.LayerNorm(width), nn.Linear(width, 6), nn.Linear(6, width), act()
+        self.scale = scale
+
+    def forward(self, x):
+        write = self.act(self.out(self.inner(self.norm(x)).relu()))
+        return x + write if self.scale is None else self.scale * x + write
+
+
+class Stream(nn.Module):
+    """Data that is embedded, two blocks, a norm and a read-out."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.first, self.offset = nn.Linear(3, 4), nn.Parameter(torch.randn(4))
+        self.blocks = nn.Sequential(Block(**settings), Block(**settings))
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(self.blocks(self.first(x) + self.offset)))
+
+
+X, Y = torch.randn(5, 3, generator=generator()), torch.tensor([0, 1, 2, 0, 1])
+WRITERS = ("first", "blocks.0.out", "blocks.1.out")
+
+
+def test_the_stream_of_a_gpt_is_the_declared_one():
+    s = gpt()
+    tokens = torch.randint(0, 11, (2, 6), generator=generator())
+    found, declared = ResidualPath.find(s, tokens), s.trunk.residual_path()
+    assert (set(found.writers), found.top) == (set(declared.writers), declared.top)
+    assert set(found.added) == set(declared.added)
+
+
+def test_writers_come_in_order_and_the_last_is_exact():
+    model = seeded(Stream)
+    path = ResidualPath.find(model, X)
+    assert path == ResidualPath(WRITERS, "norm", {"offset": "first"})
+    assert str(WRITERS) in repr(path)
+    s = split(model)
+    grads = DirectPath(path)(s, X, Y).grads
+    last = model.blocks[1].out.weight
+    (expected,) = torch.autograd.grad(nn.functional.cross_entropy(model(X), Y), last)
+    torch.testing.assert_close(grads["blocks.1.out.weight"], expected)
+
+
+def test_a_stream_that_is_scaled():
+    model = seeded(lambda: Stream(scale=0.5))
+    with pytest.raises(SplitError, match=r"sum of blocks\.1\.out, and of values from: mul.*strict=False"):
+        ResidualPath.find(model, X)
+    path = ResidualPath.find(model, X, strict=False)
+    assert path.writers == WRITERS
+    assert not path.strict
+    assert "first.weight" in DirectPath(path)(split(model), X, Y).grads
+
+
+def test_values_that_no_layer_writes():
+    with pytest.raises(SplitError, match=r"blocks\.1\.act \(Tanh\)(.|\n)*def layer_gradients\(self, a, delta\)"):
+        ResidualPath.find(seeded(lambda: Stream(act=nn.Tanh)), X)
+
+
+def test_errors_of_paths_show_the_hooks():
+    problems = ResidualPath(("blocks.0",), top="blocks").problems(seeded(Stream))
+    assert "def layer_gradients(self, a, delta)" in problems[0]
+    assert "def pull_back(self, x, u)" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "top", "first", "last"),
+    [
+        ("GPT2LMHeadModel", "transformer.ln_f", "transformer.wte", "transformer.h.1.mlp.c_proj"),
+        ("LlamaForCausalLM", "model.norm", "model.embed_tokens", "model.layers.1.mlp.down_proj"),
+    ],
+)
+def test_models_of_transformers(name, top, first, last):
+    pytest.importorskip("transformers")
+    from splitfg_lab.compatibility import CASES
+
+    model, batch = next(case for case in CASES if case.name == name).made()
+    path = ResidualPath.find(model, batch)
+    assert (path.top, path.writers[0], path.writers[-1]) == (top, first, last)
+    s = split(model)
+    found = DirectPath(path)(s, *s.unpack(batch)).grads
+    model(**batch).loss.backward()
+    for parameter in (f"{last}.weight", f"{top}.weight"):
+        expected = model.get_parameter(parameter).grad
+        assert float((found[parameter] - expected).norm()) <= 1e-5 * float(expected.norm())
