@@ -23,6 +23,7 @@ def run_smoke(name, monkeypatch, capsys, *arguments):
     [
         ("gpt_direct_path", ("frozen trunk", "direct path, learned maps", "backprop")),
         ("hardware", ("runs of the device", "held-out accuracy")),
+        ("lora", ("SplitFG, K = 16", "MeZO's, two passes", "backprop keeps")),
         ("memory", ("one by one, lean, blocks", "backprop would keep")),
         ("own_estimator", ("keeps the contract", "loss")),
         ("own_loop", ("activity tangents, K = 8", "backprop")),
@@ -59,4 +60,4 @@ def test_examples_are_short_and_documented(name):
 
 
 def test_every_example_is_run():
-    assert len(SCRIPTS) == 8
+    assert len(SCRIPTS) == 9
