@@ -33,7 +33,11 @@ from splitfg.heads import (
     ReverseModeHead as ReverseModeHead,
     SquaredError as SquaredError,
 )
-from splitfg.learners import CapturedLearner as CapturedLearner, GradientLearner as GradientLearner
+from splitfg.learners import (
+    CapturedLearner as CapturedLearner,
+    GradientLearner as GradientLearner,
+    LineSearch as LineSearch,
+)
 from splitfg.sites import (
     Activities as Activities,
     BlockPath as BlockPath,

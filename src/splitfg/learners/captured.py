@@ -178,7 +178,8 @@ class CapturedLearner:
         assert self._generator is not None
         x, y = self._look_up()
         stats = self._fast.fill_grads(x, y, generator=self._generator)
-        self._rates.step()
+        with self._fast.around_step():
+            self._rates.step()
         return stats
 
     def _look_up(self) -> tuple[Inputs, Target]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 from splitfg.compiled import Compile
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Estimator, LearningEstimator, SplitFG, compiled
+from splitfg.estimators.protocol import Stateful
 from splitfg.hardware import DeviceTrunk
+from splitfg.learners.line_search import LineSearch
 from splitfg.splitting import Split, require_split
 from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
@@ -33,6 +36,7 @@ class GradientLearner:
             the head's exact gradient.
         prediction: Returns a prediction of the trunk's gradient before every step, as a control variate;
             :class:`~splitfg.SplitFG` only.
+        line_search: Scales the trunk's steps; build the optimizer with rho = 1.
         log: Called with the clipped estimate of every step, such as a :class:`~splitfg.distributed.ScoreLog`.
 
     Attributes:
@@ -66,14 +70,17 @@ class GradientLearner:
         max_norm: float | None = 1.0,
         clip_apart: bool = False,
         prediction: Callable[[], Params] | None = None,
+        line_search: LineSearch | None = None,
         log: Callable[[Estimate], None] | None = None,
     ) -> None:
         require_split(split)
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: use SplitFG, or leave prediction out"])
         self.split, self.estimator, self.prediction, self.log = split, estimator, prediction, log
-        self.learned = estimator.learned_state() if isinstance(estimator, LearningEstimator) else {}
-        taken = sorted(set(self.learned) & {"model", "optimizer", "step"})
+        own = dict(estimator.learned_state()) if isinstance(estimator, LearningEstimator) else {}
+        taken = sorted(set(own) & {"model", "optimizer", "step", "line_search"})
+        self.line_search, self._searched = line_search, split
+        self.learned: dict[str, Stateful] = own if line_search is None else {**own, "line_search": line_search}
         raise_if(
             [f"learned_state() of the estimator uses the name {name!r}, which is reserved: rename it" for name in taken]
         )
@@ -94,20 +101,30 @@ class GradientLearner:
             generator: Source of randomness.
         """
         stats = self.fill_grads(x, y, generator=generator)
-        self.update.optimizer.step()
+        with self.around_step():
+            self.update.optimizer.step()
         return stats
+
+    def around_step(self) -> AbstractContextManager[None]:
+        """Return a context for the optimizer's step, which scales the trunk's part of it if there is a line search."""
+        if self.line_search is None:
+            return nullcontext()
+        return self.line_search.scaled(self.split, self.update.optimizer.optimizer)
 
     def with_compiled(self, compile_: Compile) -> GradientLearner:
         """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""
         split, estimator = compiled(self.split, self.estimator, compile_)
         twin = GradientLearner(split, estimator, self.update.optimizer.optimizer, prediction=self.prediction)
-        twin.update, twin.log = self.update, self.log
+        twin.update, twin.log, twin.line_search = self.update, self.log, self.line_search
+        twin._searched = self._searched  # compiled code has lost tangents in some versions of torch
         return twin
 
     def fill_grads(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
         """Estimate, clip and write ``.grad``: a step without the optimizer's update."""
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         before = _inferences(self.split)
+        if self.line_search is not None:
+            self.line_search.measure(self._searched, *self.split.interface.unpacked(x, y))
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)
@@ -117,6 +134,8 @@ class GradientLearner:
         metrics = _metrics(written)
         if isinstance(self.split.trunk, DeviceTrunk):
             metrics["inferences"] = _inferences(self.split) - before
+        if self.line_search is not None:
+            metrics["rho"] = self.line_search.rho.clone()
         return StepStats(written.loss, metrics)
 
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:

@@ -1,0 +1,149 @@
+"""The line search: slopes against autograd, the scale it finds, and that steps and checkpoints keep to it."""
+
+import functools
+
+import pytest
+import torch
+from _toolkit import DOUBLE, classes, exact, generator, mlp_split, noise, seeded
+from torch import nn
+from torch.autograd.functional import hessian
+
+from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
+from splitfg.heads import SquaredError
+from splitfg.learners import CapturedLearner, slope_along
+from splitfg.recipes import SGD, Adam
+
+
+def problem():
+    return mlp_split(5, 6, 4, 3), noise(32, 5), classes(32, count=3)
+
+
+def direction(s):
+    return {n: noise(*p.shape, seed=i) for i, (n, p) in enumerate(s.trunk_params().items())}
+
+
+def test_descent_and_curvature_are_autograds():
+    s, x, y = problem()
+    d = direction(s)
+    slope = slope_along(s, x, y, d)
+    expected = exact(s, x, y)
+    torch.testing.assert_close(slope.descent, -sum((expected[n] * v).sum() for n, v in d.items()))
+    f = s.trunk_function(x)
+    h, dh = torch.func.jvp(f, (s.trunk_params(),), (d,))
+    (head,) = s.head.layers
+    H = hessian(lambda h: nn.functional.cross_entropy(head(h), y), h).reshape(h.numel(), h.numel())
+    torch.testing.assert_close(slope.curvature, dh.flatten() @ H @ dh.flatten())
+
+
+def linear_problem():
+    """A loss that is quadratic in the trunk's parameters, so that the best step is known."""
+    s = seeded(
+        lambda: Split(nn.Linear(3, 4, dtype=DOUBLE), LinearHead(nn.Linear(4, 2, dtype=DOUBLE), loss=SquaredError()))
+    )
+    for p in s.head.parameters():
+        p.requires_grad_(False)
+    return s, noise(64, 3), noise(64, 2, seed=5)
+
+
+def test_finds_the_step_that_minimises_a_quadratic():
+    s, x, y = linear_problem()
+    search = LineSearch(beta=0.0, cap=1e9)
+    learner = GradientLearner(s, Backprop(), SGD(lr=1e-3).build(s), max_norm=None, line_search=search)
+    assert search.rho == 0
+    before = {n: p.clone() for n, p in s.model.named_parameters()}
+    learner.step(x, y, generator=generator())
+    assert all(torch.equal(p, before[n]) for n, p in s.model.named_parameters())  # nothing is known yet
+    g = exact(s, x, y, criterion=lambda outputs, y: _squared(s, x, y, outputs))
+    learner.step(x, y, generator=generator())
+    # along -lr g the exact minimiser of the quadratic
+    slope = slope_along(_at(s, before), x, y, {n: -1e-3 * g[n] for n in s.trunk_params()})
+    torch.testing.assert_close(search.rho, slope.descent / slope.curvature)
+
+
+def _squared(s, x, y, outputs):
+    return s.head.output_loss.summed(outputs, y) / s.head.normaliser(s.h(x), y)
+
+
+def _at(s, values):
+    with torch.no_grad():
+        for n, p in s.model.named_parameters():
+            p.copy_(values[n])
+    return s
+
+
+def test_the_step_before_is_taken_back_out_of_the_descent():
+    """On a quadratic with a fixed direction, rho stays the same although each step has already moved there."""
+    s, x, y = linear_problem()
+    search = LineSearch(beta=0.0, cap=0.5)
+    learner = GradientLearner(s, Backprop(), SGD(lr=1e-3).build(s), max_norm=None, line_search=search)
+    learner.step(x, y, generator=generator())
+    g = exact(s, x, y, criterion=lambda outputs, y: _squared(s, x, y, outputs))
+    d = {n: -1e-3 * g[n] for n in s.trunk_params()}
+    start = slope_along(s, x, y, d)
+    learner.step(x, y, generator=generator())  # moves by cap * D, D = d
+    search.measure(s, x, y)
+    torch.testing.assert_close(search.state_dict()["descent"], start.descent)
+    torch.testing.assert_close(search.state_dict()["curvature"], start.curvature)
+
+
+def test_scales_the_trunk_alone_and_keeps_to_its_cap():
+    s, x, y = problem()
+    search = LineSearch(cap=0.25)
+    learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
+    learner.step(x, y, generator=generator())
+    before = {n: p.clone() for n, p in s.model.named_parameters()}
+    g = exact(s, x, y)
+    stats = learner.step(x, y, generator=generator())
+    assert stats.metrics["rho"] == 0.25
+    for n, p in s.model.named_parameters():
+        scale = 0.25 if n in s.trunk_params() else 1.0
+        torch.testing.assert_close(p, before[n] - 0.1 * scale * g[n])
+
+
+def test_a_schedules_factor_does_not_change_rho():
+    """Updates half as long have half the descent and a quarter of the curvature; rho counts in full ones."""
+
+    def found(schedule):
+        s, x, y = problem()
+        search = LineSearch(beta=0.0, cap=1e-9)  # so short that the parameters stay
+        for p in s.head.parameters():
+            p.requires_grad_(False)
+        optimizer = SGD(lr=0.1).build(s)
+        learner = GradientLearner(s, Backprop(), optimizer, schedule=schedule, max_norm=None, line_search=search)
+        for _ in range(3):
+            learner.step(x, y, generator=generator())
+        return [search.state_dict()[name].item() for name in ("descent", "curvature")]
+
+    assert found(CosineWithWarmup(40, 20)) == pytest.approx(found(None), rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(1e-2), SGD(0.1)])
+def test_captured_steps_are_eager_steps(optimizer):
+    def learner():
+        s, x, y = problem()
+        made = GradientLearner(s, SplitFG(K=2), optimizer.build(s), line_search=LineSearch())
+        return made, x, y
+
+    eager, x, y = learner()
+    inner, _, _ = learner()
+    aot_eager = functools.partial(torch.compile, fullgraph=True, dynamic=False, backend="aot_eager")
+    fast = CapturedLearner(inner, horizon=10, compile_=aot_eager)
+    g, h = generator(), generator()
+    for _ in range(4):
+        a, b = eager.step(x, y, generator=g), fast.step(x, y, generator=h)
+        torch.testing.assert_close(a.metrics["rho"], b.metrics["rho"])
+    torch.compiler.reset()
+    state = eager.state_dict()
+    again, _, _ = learner()
+    again.load_state_dict(state)
+    torch.testing.assert_close(
+        again.step(x, y, generator=generator(7)).loss, eager.step(x, y, generator=generator(7)).loss
+    )
+    torch.testing.assert_close(again.line_search.rho, eager.line_search.rho)
+
+
+def test_settings_that_cannot_work_raise():
+    with pytest.raises(SplitError, match="beta must be in"):
+        LineSearch(beta=1.0)
+    with pytest.raises(SplitError, match="cap must be positive"):
+        LineSearch(cap=0)
