@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from splitfg_lab.compatibility import UPDATES, page as compatibility_page, read_rows
 from splitfg_lab.experiments import EXPERIMENTS, Experiment
 from splitfg_lab.report import report_markdown, write_figures
 
@@ -20,6 +21,7 @@ DOCS = Path(__file__).parents[1]
 RESULTS = DOCS.parent / "results"
 PAGES = DOCS / "results"
 FIGURES = DOCS / "_static" / "figures"
+COMPATIBILITY = DOCS.parent / "benchmarks" / "compatibility.json"
 
 _LEGEND = """\
 Numbers are means ± sample standard deviations, with the number of runs in brackets. Below them are the paper's value
@@ -32,6 +34,8 @@ def write_pages(app: Sphinx) -> None:  # noqa: ARG001
     for experiment in EXPERIMENTS:
         if experiment.runner.startswith("splitfg_lab.") and _records(experiment).exists():
             _replace(PAGES / f"{experiment.name}.md", page(experiment))
+    table = compatibility_page(read_rows(COMPATIBILITY), UPDATES)
+    _replace(PAGES / "compatibility.md", f"---\nhide-toc: true\n---\n\n{table}")
 
 
 def page(experiment: Experiment) -> str:

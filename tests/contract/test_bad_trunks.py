@@ -24,6 +24,7 @@ from splitfg import (
     SplitError,
     SplitFG,
 )
+from splitfg.splitting import _kernels
 from splitfg.tangents import Layout
 
 
@@ -151,6 +152,17 @@ class TestOperators:
     def test_fused_attention_has_tangents(self, estimator):
         """Passes with tangents run attention as matmul and softmax, and say nothing."""
         estimator(linear_split(self.two_layers()), self.x, self.y, generator=generator())
+
+    def test_a_process_logs_it_once(self, caplog, monkeypatch):
+        monkeypatch.setattr(_kernels._Watch, "logged", False)
+        plain, attending = linear_split(nn.Linear(4, 4)), linear_split(self.two_layers())
+        SplitFG(1)(plain, self.x, self.y, generator=generator())
+        assert not caplog.messages
+        for _ in range(2):
+            SplitFG(2)(attending, self.x, self.y, generator=generator())
+        SplitFG(1)(linear_split(self.two_layers()), self.x, self.y, generator=generator())
+        (message,) = caplog.messages
+        assert message.startswith("attention runs as matmul and softmax in passes with tangents")
 
     def test_passes_without_tangents_keep_fused_kernels(self):
         used = []

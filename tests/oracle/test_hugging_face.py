@@ -17,6 +17,7 @@ REQUIRED = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM", "BertForMaskedLM"),
     *("BertForSequenceClassification", "ViTForImageClassification", "T5ForConditionalGeneration"),
     *("WhisperForConditionalGeneration", "GPT2ForSequenceClassification", "LlamaForSequenceClassification"),
+    *("BartForConditionalGeneration", "Gemma2ForCausalLM", "GraniteForCausalLM", "MambaForCausalLM"),
 )
 BY_NAME = {case.name: case for case in CASES}
 K = 2

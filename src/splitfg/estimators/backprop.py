@@ -183,6 +183,12 @@ class _Checkpointed(nn.Module):
         super().__init__()
         self.block = block
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # a model may read settings of its blocks
+            return getattr(super().__getattr__("block"), name)
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return checkpoint(self.block, *inputs, use_reentrant=False, **named)
 

@@ -14,6 +14,7 @@ from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseMod
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
 from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name
 from splitfg.splitting._interface import Interface
+from splitfg.splitting._readout import Kept, PassedOn, postprocessed
 from splitfg.splitting._replace import held_beside, replaced, submodule, without
 from splitfg.splitting._split import Split, Tied
 from splitfg.splitting._wrappers import wrapper_problems
@@ -125,7 +126,12 @@ def _cut_hugging_face(
     raise_if(model_problems(model, default_loss=loss is None, default_cut=at is None and not named))
     name = at or readout_name(model) or _named_or_last(model, None, None)
     layer, loss = submodule(model, name), loss if loss is not None else CrossEntropy()
-    trunk = replaced(model, {name: nn.Identity()}, interface, held_beside(model, name))
+    rest = postprocessed(model, layer) if name == readout_name(model) else None
+    if rest is not None:
+        kept = Kept(layer, layer.get_parameter("weight").shape[0])
+        trunk = replaced(model, {name: kept}, replace(interface, output=kept.taken), held_beside(model, name))
+        return trunk, (head or ReverseModeHead)(rest, loss)
+    trunk = replaced(model, {name: PassedOn(layer)}, interface, held_beside(model, name))
     if head is None and has_closed_form(layer):
         assert isinstance(layer, nn.Linear)
         return trunk, LinearHead(layer, loss=loss)

@@ -2,10 +2,26 @@
 
 from splitfg_lab.compatibility._case import Batch, Case
 from splitfg_lab.compatibility._hugging_face import cases
-from splitfg_lab.compatibility._measure import EXACT, METHODS, Cell, measure
+from splitfg_lab.compatibility._measure import EXACT, METHODS, UPDATES, Cell, measure
+from splitfg_lab.compatibility._page import page
+from splitfg_lab.compatibility._record import Row, add_rows, measured_rows, read_rows
 from splitfg_lab.compatibility._torch import timm_cases, torch_cases
 
 CASES = (*torch_cases(), *cases(), *timm_cases())
 """Every model class."""
 
-__all__ = ["CASES", "EXACT", "METHODS", "Batch", "Case", "Cell", "measure"]
+__all__ = [
+    "CASES",
+    "EXACT",
+    "METHODS",
+    "UPDATES",
+    "Batch",
+    "Case",
+    "Cell",
+    "Row",
+    "add_rows",
+    "measure",
+    "measured_rows",
+    "page",
+    "read_rows",
+]

@@ -192,7 +192,8 @@ _TEXT: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "Phi3ForCausalLM": ("Phi3Config", _GROUPED),
         "OlmoForCausalLM": ("OlmoConfig", _GROUPED),
         "StableLmForCausalLM": ("StableLmConfig", _GROUPED),
-        "GraniteForCausalLM": ("GraniteConfig", _GROUPED),
+        "GraniteForCausalLM": ("GraniteConfig", {**_GROUPED, "logits_scaling": 4.0}),
+        "CohereForCausalLM": ("CohereConfig", _GROUPED),
         "MambaForCausalLM": ("MambaConfig", _MAMBA),
     },
     "masked": {

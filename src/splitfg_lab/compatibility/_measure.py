@@ -86,8 +86,6 @@ def _cell(method: Method, truth: _Truth) -> Cell:
         return Cell("failed", reason=_described(failure))
     wanted = list(truth.trunk)
     reached = sum(name in grads for name in wanted)
-    if not any(name in truth.grads for name in grads):
-        return Cell("refused", reason="it reaches no trained parameter of this model")
     return Cell(
         "exact" if error <= EXACT else "approximate",
         error,
@@ -202,14 +200,21 @@ def _learned(truth: _Truth) -> tuple[float, Params]:
     for _ in range(UPDATES):
         estimator.update_state(truth.split, estimator(truth.split, truth.x, truth.y, generator=generator))
     found = estimator(truth.split, truth.x, truth.y, generator=generator)
-    return _distance({n: g for n, g in found.grads.items() if n in truth.trunk}, truth.grads), found.grads
+    return _trunk_distance(found, truth), found.grads
 
 
 def _direct(truth: _Truth) -> tuple[float, Params]:
     declared = isinstance(truth.split.trunk, ResidualTrunk)
     path = None if declared else splitfg.ResidualPath.find(truth.split, truth.x)
     found = splitfg.DirectPath(path)(truth.split, truth.x, truth.y)
-    return _distance({n: g for n, g in found.grads.items() if n in truth.trunk}, truth.grads), found.grads
+    return _trunk_distance(found, truth), found.grads
+
+
+def _trunk_distance(found: Estimate, truth: _Truth) -> float:
+    grads = {n: g for n, g in found.grads.items() if n in truth.trunk}
+    if not grads:
+        raise SplitError(["it reaches no trained parameter of the trunk"])
+    return _distance(grads, truth.grads)
 
 
 def _first_line(error: SplitError) -> str:

@@ -1,0 +1,78 @@
+"""The compatibility table as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from splitfg_lab.compatibility._measure import METHODS
+from splitfg_lab.compatibility._record import Row
+
+_INTRODUCTION = """\
+# Which models work
+
+Every cell is measured: each model class has random weights and a small batch, and every estimator is compared in
+float32 with plain autograd on an untouched copy of the model.
+
+- **✓** exact: the largest relative error. For estimators with tangents, the scores are compared with the inner product
+  of autograd's gradient and tangents that are drawn again from the seed, relative to the norm of the gradient; for
+  `ActivityFG`, with autograd's gradients at the outputs of the layers.
+- **≈** approximate: the relative distance of the trunk's gradient from autograd's. `LearnedFeedback` learns its maps
+  from {updates} estimates of the batch first; its error falls further with more. In brackets: the parameters of the
+  trunk that get a gradient, where some do not.
+- **✗** raises an error; the number leads to its first sentence.
+
+`EvolutionStrategy` is an approximation by finite differences, `FrozenTrunk` trains the head alone, and `DirectPath`
+takes the residual stream that `ResidualPath.find` finds.
+"""
+
+
+def page(rows: Sequence[Row], updates: int) -> str:
+    """Return the table of recorded rows, grouped by library, with the reasons of errors below."""
+    reasons: dict[str, int] = {}
+    blocks = [_INTRODUCTION.replace("{updates}", str(updates))]
+    for library in dict.fromkeys(str(row["library"]) for row in rows):
+        own = [row for row in rows if row["library"] == library]
+        blocks += [f"## {library}", _table(own, reasons), _origins(own)]
+    listed = [f"{number}. {_escaped(reason)}" for reason, number in reasons.items()]
+    if listed:
+        blocks += ["## Errors", "\n".join(listed)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def _table(rows: Sequence[Row], reasons: dict[str, int]) -> str:
+    lines = [f"| model | {' | '.join(METHODS)} |", f"|---|{'---|' * len(METHODS)}"]
+    for row in rows:
+        cells = [_cell(row["cells"].get(name), reasons) for name in METHODS]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(cell: Row | None, reasons: dict[str, int]) -> str:
+    if cell is None:
+        return ""
+    if cell["status"] in ("refused", "failed"):
+        number = reasons.setdefault(_general(cell["reason"]), len(reasons) + 1)
+        return f"✗ {number}"
+    sign = "✓" if cell["status"] == "exact" else "≈"
+    reached = f" ({cell['reached'][0]} of {cell['reached'][1]})" if "reached" in cell else ""
+    return f"{sign} {cell.get('error', 0.0):.0e}{reached}"
+
+
+def _general(reason: str) -> str:
+    """Return the first line of a reason."""
+    return reason.splitlines()[0]
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>|$])", r"\\\1", text)
+
+
+def _origins(rows: Sequence[Row]) -> str:
+    """Return versions and dates of the measurements."""
+    found = []
+    for row in rows:
+        origin = row["origin"]
+        versions = ", ".join(f"{name} {number}" for name, number in origin["versions"].items())
+        found.append(f"{origin['date']}: {versions}, Python {origin['python']}, {origin['device']}")
+    return "Measured on " + "; ".join(dict.fromkeys(found)) + "."

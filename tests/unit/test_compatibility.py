@@ -1,0 +1,95 @@
+"""The compatibility table: measured cells, its record and its page."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from splitfg_lab.compatibility import CASES, METHODS, UPDATES, Case, add_rows, measure, measured_rows, page, read_rows
+from splitfg_lab.compatibility.__main__ import main
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "compatibility.json"
+
+
+class Small(nn.Module):
+    """One hidden layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.first(x).tanh())
+
+
+def built(make):
+    return lambda: (make(), (torch.randn(4, 3), torch.randint(0, 3, (4,))))
+
+
+GOOD = Case("torch", "small", built(Small))
+BAD = Case("torch", "none", built(lambda: nn.Sequential(nn.Tanh())))
+BROKEN = Case("torch", "broken", built(lambda: nn.Linear(7, 3)))
+
+
+def test_cells_of_a_model_that_works():
+    cells = measure(GOOD)
+    assert set(cells) == set(METHODS)
+    exact = {name for name, cell in cells.items() if cell.status == "exact"}
+    assert exact >= {"SplitFG", "ForwardGradient", "ActivityFG", "Backprop", "FrozenTrunk"}
+    assert cells["EvolutionStrategy"].status == "approximate"
+    assert cells["PredictiveCoding"].status == "refused"
+    assert cells["FrozenTrunk"].reached == (0, 2)
+
+
+def test_cells_of_models_that_do_not():
+    assert {cell.status for cell in measure(BAD).values()} == {"failed"}  # autograd finds nothing to differentiate
+    assert {cell.status for cell in measure(BROKEN).values()} == {"failed"}
+
+
+def test_a_wrong_estimate_is_not_exact(monkeypatch):
+    """A cell comes from the comparison, not from the estimator's own word."""
+    from splitfg import SplitFG
+    from splitfg_lab.compatibility import _measure
+
+    honest = SplitFG._scores
+    monkeypatch.setattr(SplitFG, "_scores", lambda *given: 1.001 * honest(*given))
+    cell = _measure.measure(GOOD)["SplitFG"]
+    assert cell.status == "approximate"
+    assert cell.error == pytest.approx(1e-3, rel=2.0)
+
+
+def test_rows_replace_those_of_the_same_model(tmp_path):
+    path = tmp_path / "table.json"
+    (row,) = measured_rows([GOOD])
+    add_rows(path, [{**row, "cells": {}}, {**row, "name": "other"}])
+    add_rows(path, [row])
+    assert [r["name"] for r in read_rows(path)] == ["small", "other"]
+    assert read_rows(path)[0]["cells"] == json.loads(json.dumps(row["cells"]))
+    assert set(row["origin"]) >= {"versions", "date", "python", "device", "revision"}
+
+
+def test_command(tmp_path, capsys):
+    main(["--record", str(tmp_path / "t.json"), "--library", "torch", "--name", "Embedding"])
+    assert "SplitFG:exact" in capsys.readouterr().out
+    assert [row["name"] for row in read_rows(tmp_path / "t.json")] == ["Embedding with padding_idx"]
+
+
+def test_page_shows_every_cell():
+    rows = read_rows(RECORDED)
+    text = page(rows, UPDATES)
+    table = [line for line in text.splitlines() if line.startswith("| ") and "SplitFG" not in line]
+    assert len(table) == len(rows)
+    assert all(line.count("|") == len(METHODS) + 2 for line in table)
+    reasons = {c["reason"].splitlines()[0] for r in rows for c in r["cells"].values() if "reason" in c}
+    assert f"\n{len(reasons)}. " in text
+
+
+def test_recorded_rows_cover_enough():
+    rows = read_rows(RECORDED)
+    assert len(rows) >= 40
+    assert {row["library"] for row in rows} >= {"torch", "splitfg", "transformers", "peft"}
+    assert all(set(row["cells"]) == set(METHODS) for row in rows)
+    names = {case.name for case in CASES}
+    assert {row["name"] for row in rows} <= names
