@@ -66,6 +66,13 @@ class Stats:
         return self.trunk_backward == 0 and self.block_backward == 0
 
 
+class ForwardChange(Protocol):
+    """A change of a model's state, computed and not yet made."""
+
+    def apply(self) -> None:
+        """Change the model."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A gradient estimate.
@@ -76,6 +83,8 @@ class Estimate:
         stats: Statistics.
         state_update: Change of the estimator's own learned state, which
             :meth:`~splitfg.estimators.LearningEstimator.update_state` applies; empty for estimators without one.
+        forward_state: Change that one forward pass makes in the model's buffers and attributes, such as the running
+            statistics of batch norm; :func:`~splitfg.write_grads` applies it. ``None`` if there is none.
 
     Example:
         >>> import torch
@@ -91,6 +100,7 @@ class Estimate:
     grads: Params
     stats: Stats
     state_update: Mapping[str, Tensor] = field(default_factory=dict)
+    forward_state: ForwardChange | None = None
 
     def __repr__(self) -> str:
         """Summarise the estimate in a few lines, whatever the size of its gradients."""

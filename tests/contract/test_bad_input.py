@@ -244,17 +244,18 @@ class TestFit:
 
 class TestEverythingAtOnce:
     def test_one_error_lists_all(self):
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
-        problems = refused(SplitFG(2), linear_split(trunk), rows().double(), torch.tensor([0.0, 1.0, 2.0, 9.0]))
-        wanted = ["batch statistics", "random in training mode", "rows (5, 4)", "torch.float64", "class indices"]
+        body = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 3))
+        s = Split(nn.Linear(3, 4), ReverseModeHead(body))
+        problems = refused(SplitFG(2), s, rows().double(), torch.tensor([0.0, 1.0, 2.0, 9.0]))
+        wanted = ["batch statistics", "random in training mode", "rows (5, 4)", "torch.float64"]
         assert [any(w in p for p in problems) for w in wanted] == [True] * len(wanted)
 
     def test_what_h_shows_is_listed_too(self):
         """The batch's own problems do not hide that the head does not fit."""
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1))
+        trunk = nn.Sequential(nn.Embedding(9, 4, max_norm=1.0), nn.Flatten())
         s = Split(trunk, LinearHead(nn.Linear(6, 3)))
-        problems = refused(SplitFG(2), s, rows(), classes(5, count=3))
-        assert [w in "".join(problems) for w in ("Dropout", "(..., 6)")] == [True, True]
+        problems = refused(SplitFG(2), s, classes(5, 3, count=9), classes(5, count=3))
+        assert [w in "".join(problems) for w in ("max_norm", "(..., 6)")] == [True, True]
 
     def test_nothing_is_listed_that_is_not_wrong(self):
         s = linear_split(loss=SquaredError())

@@ -1,6 +1,7 @@
 """Trunks that cannot work are refused by name: operators without a forward-mode rule, batch statistics, randomness."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,12 +20,14 @@ from splitfg import (
     Gaussian,
     LinearHead,
     Orthogonal,
+    ReverseModeHead,
     Role,
     Split,
     SplitError,
     SplitFG,
 )
 from splitfg.splitting import _kernels
+from splitfg.splitting.checks import check_batch
 from splitfg.tangents import Layout
 
 
@@ -259,61 +262,58 @@ class TestOperators:
 
 
 class TestModes:
-    @every_estimator
-    def test_batch_statistics(self, name):
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4)))
-        problems = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
-        assert [p.split()[0] for p in problems] == ["1", "2.0"]
-        assert all("batch statistics" in p and ".eval()" in p and "GroupNorm" in p for p in problems)
-
-    def test_batch_statistics_are_not_moved_by_the_refusal(self):
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
-        assert torch.equal(trunk[1].running_mean, torch.zeros(4))
-
-    def test_batch_statistics_that_are_never_kept(self):
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
-        assert "batch statistics" in refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))[0]
-
-    def test_running_statistics_of_single_samples(self):
-        """Instance norm needs no batch, but would move what it remembers."""
-        trunk = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
-        trunk.append(nn.Linear(3, 4))
-        (problem,) = refused(SplitFG(2), linear_split(trunk), rows(), classes(5, count=3))
-        assert "track_running_stats=False" in problem
-        assert torch.equal(trunk[1].running_mean, torch.zeros(1))
-        SplitFG(2)(linear_split(trunk.eval()), rows(), classes(5, count=3), generator=generator())
+    """Training mode works in a trunk; see tests/oracle/test_training_mode.py."""
 
     @every_estimator
-    def test_dropout(self, name):
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
-        (problem,) = refused(ESTIMATORS[name], linear_split(trunk), rows(), classes(5, count=3))
-        assert "1 (Dropout) is random in training mode" in problem
+    @pytest.mark.parametrize(
+        ("module", "words"), [(nn.BatchNorm1d(4), "batch statistics"), (nn.Dropout(0.5), "is random in training mode")]
+    )
+    def test_a_head_in_training_mode(self, name, module, words):
+        s = Split(nn.Linear(3, 4), ReverseModeHead(nn.Sequential(nn.Linear(4, 4), module, nn.Linear(4, 3))))
+        problem, *_ = refused(ESTIMATORS[name], s, rows(), classes(5, count=3))
+        assert problem.startswith(f"module.1 ({type(module).__name__})")
+        assert words in problem
+        assert ".eval()" in problem
 
-    @pytest.mark.parametrize("chunk", [1, None])
-    def test_functional_dropout(self, chunk):
-        """With one tangent at a time, u would belong to another mask than J·v, without a word."""
-        s, estimator = linear_split(FunctionalDropout()), SplitFG(3, engine=ForwardMode(chunk=chunk))
-        assert "random" in refused(estimator, s, rows(), classes(5, count=3))[0]
+    @pytest.mark.parametrize("module", [nn.BatchNorm1d(4), nn.Dropout(0.5), FunctionalDropout()])
+    def test_estimators_that_only_check_the_batch(self, module):
+        """An estimator of another package that does not fix the randomness of a step."""
+        layers = [module] if isinstance(module, FunctionalDropout) else [nn.Linear(3, 4), module]
+        s = linear_split(nn.Sequential(*layers))
+        with pytest.raises(SplitError, match=r"\.eval\(\)"):
+            check_batch(s, rows(), classes(5, count=3), generator())
+        check_batch(linear_split(nn.Sequential(*layers).eval()), rows(), classes(5, count=3), generator())
 
     @pytest.mark.parametrize(
-        ("make", "engine"),
-        [
-            (lambda: FunctionalDropout(), ForwardMode(chunk=1)),
-            (lambda: FunctionalDropout(), CentralDifference()),
-            (lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU()), ForwardMode(chunk=1)),
-            (lambda: Attending(dropout=0.3), CentralDifference()),
-            (lambda: LastState(dropout=0.3), CentralDifference()),
-        ],
-        ids=["functional", "functional_measured", "rrelu", "attention", "lstm"],
+        "name", ["split_fg", "forward_gradient", "evolution", "frozen", "backprop", "checkpointed"]
     )
-    def test_randomness_switched_on_after_the_first_batch(self, make, engine):
-        s, x, y = linear_split(make().eval()), rows(), classes(5, count=3)
-        SplitFG(2, engine=engine)(s, x, y, generator=generator())
-        s.model.train()
-        assert "random" in refused(SplitFG(2, engine=engine), s, x, y)[0]
-        s.model.eval()
-        SplitFG(2, engine=engine)(s, x, y, generator=generator())
+    def test_batch_statistics_of_micro_batches(self, name):
+        s = linear_split(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sequential(nn.BatchNorm1d(4))))
+        (problem,) = refused(replace(ESTIMATORS[name], micro_batch=2), s, rows(), classes(5, count=3))
+        assert problem.startswith("1 (BatchNorm1d), 2.0 (BatchNorm1d): ")
+        assert "micro_batch=None" in problem
+
+    @pytest.mark.parametrize("name", ["frozen", "backprop", "closed", "checkpointed"])
+    def test_dropout_without_a_generator(self, name):
+        s = linear_split(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)))
+        with pytest.raises(SplitError, match="generator="):
+            ESTIMATORS[name](s, rows(), classes(5, count=3))
+
+    def test_tensors_that_are_not_registered(self):
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.calls = nn.Linear(3, 4), torch.zeros(())
+
+            def forward(self, x):
+                self.calls += 1
+                return self.layer(x)
+
+        s = linear_split(nn.Sequential(Counts()))
+        (problem,) = refused(SplitFG(2), s, rows(), classes(5, count=3))
+        assert "'calls' of 0 (Counts)" in problem
+        assert "register_buffer" in problem
+        assert s.trunk[0].calls == 0
 
     def test_parameters_written_in_place(self):
         class Clamped(nn.Module):

@@ -73,6 +73,7 @@ def diagnose(
         if split.trunk_params()
         else ["the trunk has no trained parameter to diagnose: set requires_grad=True on some"]
     )
+    split = split.for_step(x, generator)  # one dropout mask for all methods and the exact gradient
     black_box = isinstance(split.trunk, ForwardOnlyTrunk)
     engine = engine or (CentralDifference() if black_box else ForwardMode())
     layout, head = Layout.of(split.trunk_params()), FrozenTrunk()(split, x, y).grads

@@ -138,7 +138,8 @@ class DistributedEstimator:
         grads = reduced_grads(self.ranks, part.grads, weight, self._own_heads(split))
         sums = summed(self.ranks, part.sums) if part.sums else {}
         stats = replace(part.stats, **total.stats)
-        return replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums).completed(split)
+        estimate = replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums).completed(split)
+        return replace(estimate, forward_state=split.forward_state([x]))
 
     def _share(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Share, torch.Generator]:
         """Return this process's share, and the generator to draw from; exchanges row counts if they are needed."""
@@ -175,6 +176,7 @@ class DistributedEstimator:
     ) -> tuple[Partial | None, Exception | None]:
         """Compute this process's part, or return the error to tell the others."""
         try:
+            check_batch(split, x, y, tangents=False)  # no dropout, no batch statistics: those differ by process
             if isinstance(self.estimator, PartialEstimator):
                 return self.estimator.part(split, x, y, generator=generator, share=share), None
             estimate = self.estimator(split, x, y, generator=generator)

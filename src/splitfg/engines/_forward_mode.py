@@ -59,7 +59,7 @@ class ForwardMode:
         if next(iter(tangents.values())).shape[0] == 1:
             h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
             return h, dh.unsqueeze(0)
-        both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0))(tangents)  # type: ignore[arg-type]
+        both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
         return both
 
 

@@ -16,6 +16,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
+from splitfg.estimators._state import with_state
 from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.feedback import Route
@@ -35,7 +36,7 @@ from splitfg.sites import (
     validate_activities,
 )
 from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch, check_loss, skip_checks
+from splitfg.splitting.checks import begin_step, check_loss, skip_checks
 from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
@@ -83,7 +84,9 @@ class ActivityFG:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        split = begin_step(split, x, y, generator, tangents=False)
+        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        return with_state(split, [(x, y)], estimate)
 
     @property
     def score_count(self) -> int:
@@ -107,7 +110,7 @@ class ActivityFG:
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
-        check_batch(split, x, y, generator, tangents=False)
+        split = begin_step(split, x, y, generator, tangents=False)
         check_engine(self.engine, split)
         check_tangents(self.engine, split, x)
         chosen = self._activities(split)

@@ -12,22 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from splitfg.compiled import Compile, with_compiled_trunk
 from splitfg.errors import SplitError
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._settings import ReverseSettings
+from splitfg.estimators._state import with_state
 from splitfg.numerics import added, each_its_own, norm
-from splitfg.splitting import (
-    ForwardOnlyTrunk,
-    Role,
-    Split,
-    arguments,
-    call,
-    names_of,
-    original,
-    places_of,
-    replaced,
-    submodule,
-)
-from splitfg.splitting.checks import check_batch, check_h, check_loss
+from splitfg.splitting import Batch, ForwardOnlyTrunk, Role, Split, names_of, original, parts, replaced, submodule
+from splitfg.splitting.checks import begin_step, check_h, check_loss
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -54,10 +43,10 @@ class Backprop(ReverseSettings):
     """
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
-        check_batch(split, x, y, generator, tangents=False)
+        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws for dropout alone."""
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
         _check_reverse(split)
-        return _Reverse(split, split.trunk, self.closed_head, self.readout_only)(x, y, self.micro_batch)
+        return _Reverse(split, split, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
 
 @dataclass(frozen=True)
@@ -84,10 +73,11 @@ class CheckpointedBackprop(ReverseSettings):
     blocks: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
-        check_batch(split, x, y, generator, tangents=False)
+        """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws for dropout alone."""
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
         _check_reverse(split)
-        return _Reverse(split, self.trunk(split), self.closed_head, self.readout_only)(x, y, self.micro_batch)
+        twin = split.twin(self.trunk(split), split.head)
+        return _Reverse(split, twin, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
     def trunk(self, split: Split) -> nn.Module:
         """Return the split's trunk with its blocks checkpointed; parameters are shared."""
@@ -106,10 +96,10 @@ class CheckpointedBackprop(ReverseSettings):
 
 @dataclass(frozen=True, eq=False)
 class _Reverse:
-    """Reverse mode through a trunk (the split's own, or its checkpointed twin) and its head."""
+    """Reverse mode through a split's trunk, or that of its checkpointed twin, and its head."""
 
     split: Split
-    trunk: nn.Module
+    twin: Split
     closed_head: bool
     readout_only: bool
 
@@ -117,7 +107,8 @@ class _Reverse:
         batch = list(parts(x, y, micro_batch))
         loss, grads = self._through_closed_head(batch, y) if self.closed_head else self._through_all(batch, y)
         check_loss(loss)
-        return Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
+        estimate = Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
+        return with_state(self.split, batch, estimate)
 
     def _through_closed_head(self, batch: Batch, y: Target) -> tuple[Tensor, Params]:
         """Compute the head in closed form, then reverse mode from u through the trunk."""
@@ -125,9 +116,9 @@ class _Reverse:
         names = set(self._own_names().values())
         leaves = _leaves({n: p for n, p in self.split.trained_params().items() if n in names})
         for i, (part_x, part_y) in enumerate(batch):
-            h = self._h(leaves, part_x)
+            h = self._h(i, leaves, part_x)
             u = head.u(i, h.detach(), part_y)
-            grads = added(grads, _grads(h, leaves, u))
+            grads = added(grads, self._grads(h, leaves, u))
         exact = head.result()
         return exact.loss, added(exact.grads, grads)
 
@@ -135,25 +126,33 @@ class _Reverse:
         """Reverse mode from the loss through head and trunk."""
         leaves = _leaves(self.split.trained_params())
         loss, grads = torch.zeros_like(next(iter(leaves.values())).sum()).detach(), Params()
-        for part_x, part_y in batch:
-            h = self._h(leaves, part_x)
+        for i, (part_x, part_y) in enumerate(batch):
+            h = self._h(i, leaves, part_x)
             check_h(self.split, h.detach(), y)
             with torch.enable_grad():
                 normaliser = self.split.head.normaliser(h, y)
                 part = self.split.head.loss(self.split.head_view(leaves), h, part_y, normaliser)
-            grads = added(grads, _grads(part, leaves, None))
+            grads = added(grads, self._grads(part, leaves, None))
             loss = loss + part.detach()
         return loss, grads
 
-    def _h(self, leaves: Params, x: Inputs) -> Tensor:
-        own = {inner: leaves[n] for inner, n in self._own_names().items() if n in leaves}
+    def _h(self, part: int, leaves: Params, x: Inputs) -> Tensor:
+        own = set(self._own_names().values())
         with torch.enable_grad():
-            h: Tensor = call(self.trunk, own, *arguments(x), places=places_of(self.trunk))
-        return h
+            return self.twin.part(part).trunk_function(x, for_reverse_mode=True)(
+                {n: p for n, p in leaves.items() if n in own}
+            )
+
+    def _grads(self, output: Tensor, leaves: Params, u: Tensor | None) -> Params:
+        if not leaves:
+            return {}
+        with self.twin.restored():  # checkpointed blocks run once more, with effects on their state
+            grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, each_its_own(grads), strict=True))
 
     def _own_names(self) -> dict[str, str]:
         """From the trunk's names to the model's, for what reverse mode reaches through it."""
-        names = names_of(self.trunk, self.split.model)
+        names = names_of(self.twin.trunk, self.split.model)
         left_out = Role.TIED if self.readout_only else None
         roles = self.split.roles
         return {inner: n for inner, n in names.items() if roles[n] not in (left_out, Role.FROZEN)}
@@ -169,13 +168,6 @@ def _check_reverse(split: Split) -> None:
 
 def _leaves(params: Params) -> Params:
     return {n: p.detach().requires_grad_() for n, p in params.items()}
-
-
-def _grads(output: Tensor, leaves: Params, u: Tensor | None) -> Params:
-    if not leaves:
-        return {}
-    grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, each_its_own(grads), strict=True))
 
 
 class _Checkpointed(nn.Module):

@@ -12,9 +12,9 @@ from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
+from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
 from splitfg.numerics import added, norm
@@ -32,8 +32,8 @@ from splitfg.sites import (
     under,
     validate_path,
 )
-from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch
+from splitfg.splitting import Split, parts
+from splitfg.splitting.checks import begin_step
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -90,7 +90,9 @@ class DirectPath:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
-        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
+        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        return with_state(split, list(parts(x, y, self.micro_batch)), estimate)
 
     @property
     def score_count(self) -> int:
@@ -116,7 +118,7 @@ class DirectPath:
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
     ) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
-        check_batch(split, x, y, generator, tangents=False)
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
         path = self._path(split)
         if isinstance(self.feedback, LearnedMaps) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
@@ -126,9 +128,10 @@ class DirectPath:
                 validate_path(split, path, part_x)
                 if isinstance(self.feedback, LearnedMaps):
                     check_tangents(ForwardMode(), split, part_x)
-                seen = self.recorder(split, part_x, self._points(path), generator)
+                part_split = split.part(i)
+                seen = self.recorder(part_split, part_x, self._points(path), generator)
                 learning.add(seen, path)
-                trunk = added(trunk, self._part(split, path, seen, head.u(i, seen.h, part_y), part_x, generator))
+                trunk = added(trunk, self._part(part_split, path, seen, head.u(i, seen.h, part_y), part_x, generator))
                 del seen  # before the next part is
             return self._assembled(split.named_trunk_grads(trunk), learning, head, share)
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
-from splitfg.estimators._parts import parts
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import norm
-from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch, check_h, check_loss, skip_checks
+from splitfg.splitting import Batch, Split, parts
+from splitfg.splitting.checks import begin_step, check_h, check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -49,49 +49,53 @@ class ForwardGradient(TangentSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        self._validate(split, x, y, generator)
+        split, batch = self._begun(split, x, y, generator)
         with torch.no_grad():
             source = self.source(self.layout(split), generator)
             total, scores = self.combine.start(source), []
-            normaliser = _normaliser(split, x, y, self.micro_batch)
+            normaliser = _normaliser(split, batch[0][0], y)
             for tangents in source:
-                loss, d = self._pushed(split, x, y, normaliser, source.layout, tangents)
+                loss, d = self._pushed(split, batch, normaliser, source.layout, tangents)
                 scores.append(d)
                 total.add(tangents, d)
             check_loss(loss, torch.cat(scores))
-            return self._assembled(loss, source.layout.unflatten(total.result()), torch.cat(scores))
+            estimate = self._assembled(loss, source.layout.unflatten(total.result()), torch.cat(scores))
+            return with_state(split, batch, estimate)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
-        self._validate(split, x, y, generator)
+        split, batch = self._begun(split, x, y, generator)
         with torch.no_grad():
             source = self.source(self.layout(split), generator, remember=True)
-            normaliser = _normaliser(split, x, y, self.micro_batch)
+            normaliser = _normaliser(split, batch[0][0], y)
             loss, scores, start = torch.zeros(()), [], 0
             for tangents in source:
                 own = share.within(start, start + len(tangents), self.K)
                 start += len(tangents)
                 d = tangents.new_zeros(len(tangents))
                 if len(tangents[own]):
-                    loss, d[own] = self._pushed(split, x, y, normaliser, source.layout, tangents[own])
+                    loss, d[own] = self._pushed(split, batch, normaliser, source.layout, tangents[own])
                 scores.append(d)
             check_loss(loss, torch.cat(scores))
             stats = Stats(jvps=self.K, biased=self.biased, scores=torch.cat(scores))
             return Partial(loss, {}, stats, complete=partial(self._completed, source))
 
-    def _validate(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> None:
-        check_batch(split, x, y, generator)
+    def _begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:
+        """Validate the batch, and return the split of this step and the batch in parts."""
+        split = begin_step(split, x, y, generator, micro_batch=self.micro_batch)
+        batch = list(parts(x, y, self.micro_batch))
         check_engine(self.engine, split)
-        check_tangents(self.engine, split, x)
+        check_tangents(self.engine, split, batch[0][0])
+        return split, batch
 
     def _pushed(
-        self, split: Split, x: Inputs, y: Target, normaliser: Tensor, layout: Layout, tangents: Tensor
+        self, split: Split, batch: Batch, normaliser: Tensor, layout: Layout, tangents: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and its derivatives along the tangents ``(c, P)``, shape ``(c,)``."""
         loss, d = tangents.new_zeros(()), tangents.new_zeros(tangents.shape[0])
         params, by_name = split.trained_params(), layout.unflatten(tangents)
-        for part_x, part_y in parts(x, y, self.micro_batch):
-            f = split.loss_function(part_x, part_y, normaliser)
+        for i, (part_x, part_y) in enumerate(batch):
+            f = split.part(i).loss_function(part_x, part_y, normaliser)
             part_loss, part_d = push(self.engine, f, params, by_name, split=split, x=part_x)
             loss, d = loss + part_loss, d + part_d
         return loss, d
@@ -114,11 +118,10 @@ class ForwardGradient(TangentSettings):
         return split, replace(self, engine=CompiledEngine(self.engine, compile_))
 
 
-def _normaliser(split: Split, x: Inputs, y: Target, micro_batch: int | None) -> Tensor:
+def _normaliser(split: Split, first: Inputs, y: Target) -> Tensor:
     """N of the whole batch, and the checks on h where they may be made."""
     if split.head.out_features is not None and skip_checks():
         return split.head.output_loss.normaliser(y, split.head.out_features)
-    first_x, _ = next(iter(parts(x, y, micro_batch)))
-    h = split.h(first_x)
+    h = split.h(first)
     check_h(split, h, y)
     return split.head.normaliser(h, y)

@@ -8,11 +8,11 @@ import torch
 
 from splitfg.errors import raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._parts import parts
 from splitfg.estimators._settings import micro_batch_problems
+from splitfg.estimators._state import with_state
 from splitfg.numerics import norm
-from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch
+from splitfg.splitting import Split, parts
+from splitfg.splitting.checks import begin_step
 from splitfg.types import Estimate, Inputs, Stats, Target
 
 
@@ -39,12 +39,13 @@ class FrozenTrunk:
         raise_if(micro_batch_problems(self.micro_batch))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
-        """Compute the head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws nothing."""
-        check_batch(split, x, y, generator, tangents=False)
+        """Compute the head's gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws for dropout alone."""
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
+        batch = list(parts(x, y, self.micro_batch))
         with torch.no_grad():
             head = HeadPass(split, y)
-            for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
-                head.u(i, split.h(part_x), part_y)
+            for i, (part_x, part_y) in enumerate(batch):
+                head.u(i, split.part(i).h(part_x), part_y)
             exact = head.result()
             norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
-            return Estimate(exact.loss, exact.grads, Stats(norms=norms))
+            return with_state(split, batch, Estimate(exact.loss, exact.grads, Stats(norms=norms)))

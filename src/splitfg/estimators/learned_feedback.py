@@ -18,13 +18,14 @@ from splitfg.compiled import Compile, with_compiled_head
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
+from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
-from splitfg.splitting.checks import check_batch, has_rows, skip_checks
+from splitfg.splitting.checks import begin_step, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -72,7 +73,9 @@ class LearnedFeedback:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        split = begin_step(split, x, y, generator, tangents=False)
+        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        return with_state(split, [(x, y)], estimate)
 
     @property
     def score_count(self) -> int:
@@ -100,7 +103,7 @@ class LearnedFeedback:
         Every process changes its maps alike: each measures the same response, on as many of all rows as the route
         needs.
         """
-        check_batch(split, x, y, generator, tangents=False)
+        split = begin_step(split, x, y, generator, tangents=False)
         self._check(split, generator)
         with torch.no_grad():
             tape = self.record(split, x)

@@ -13,13 +13,13 @@ from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_c
 from splitfg.engines import ForwardMode
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._parts import Batch, parts
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import TangentSettings
+from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import added, norm, widened
-from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch, check_loss, skip_checks
+from splitfg.splitting import Batch, Split, parts
+from splitfg.splitting.checks import begin_step, check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -77,23 +77,23 @@ class SplitFG(TangentSettings):
             generator: Draws the tangents.
             prediction: A guess of the trunk's gradient, keyed by parameter name; missing names count as zero.
         """
-        self._validate(split, x, y, generator)
+        split, batch = self._begun(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
             layout = self.layout(split)
             source = self.source(layout, generator)
             guess = _flat_guess(layout, params, prediction, split)
             head = HeadPass(split, y, lean=self.lean)
-            flat, scores = self._estimate(split, list(parts(x, y, self.micro_batch)), params, source, guess, head)
-            return self._assembled(layout.unflatten(flat), scores, head)
+            flat, scores = self._estimate(split, batch, params, source, guess, head)
+            return with_state(split, batch, self._assembled(layout.unflatten(flat), scores, head))
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores and the head's gradient; see :class:`~splitfg.estimators.PartialEstimator`."""
-        self._validate(split, x, y, generator)
+        split, batch = self._begun(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
             source = self.source(self.layout(split), generator, remember=True)
-            batch, head = list(parts(x, y, self.micro_batch)), HeadPass(split, y, lean=self.lean)
+            head = HeadPass(split, y, lean=self.lean)
             scores = self._own_scores(split, batch, params, source, head, share)
             exact = head.result()
             check_loss(exact.loss, scores)
@@ -115,10 +115,13 @@ class SplitFG(TangentSettings):
             return with_compiled_trunk(split, compile_), self
         return with_compiled_head(split, compile_), replace(self, engine=CompiledEngine(self.engine, compile_))
 
-    def _validate(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> None:
-        check_batch(split, x, y, generator)
+    def _begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:
+        """Validate the batch, and return the split of this step and the batch in parts."""
+        split = begin_step(split, x, y, generator, micro_batch=self.micro_batch)
+        batch = list(parts(x, y, self.micro_batch))
         check_engine(self.engine, split)
-        check_tangents(self.engine, split, x)
+        check_tangents(self.engine, split, batch[0][0])
+        return split, batch
 
     def _own_scores(
         self,
@@ -178,7 +181,7 @@ class SplitFG(TangentSettings):
         """d_k = <u, J v_k> over all parts of the batch, shape ``(c,)``."""
         total: Tensor | None = None
         for i, (x, y) in enumerate(batch):
-            h, dh = push(self.engine, split.trunk_function(x), params, tangents, split=split, x=x)
+            h, dh = push(self.engine, split.part(i).trunk_function(x), params, tangents, split=split, x=x)
             u = head.u(i, h, y)
             d = _inner(dh, u)
             total = d if total is None else total + d

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from splitfg.errors import raise_if
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
-from splitfg.splitting import call, places_of
+from splitfg.splitting import Observed, call, places_of
 from splitfg.types import HeadGradient, Params
 
 
@@ -60,7 +60,7 @@ class ProbedHead(OpaqueHead):
         self.step, self.together = step, together
         self._run: Callable[[Params, Tensor], Tensor]
         if isinstance(black_box, nn.Module):
-            self.module, self._places = black_box, places_of(black_box)
+            self.module, self._places, self.observed = black_box, places_of(black_box), Observed()
             self._run = self._run_module
         else:
             self._run = black_box
@@ -78,7 +78,7 @@ class ProbedHead(OpaqueHead):
 
     def _run_module(self, params: Params, h: Tensor) -> Tensor:
         own = {name.removeprefix("module."): p for name, p in params.items()}
-        outputs: Tensor = call(self.module, own, (h,), places=self._places)
+        outputs: Tensor = call(self.module, own, (h,), places=self._places, observed=self.observed)
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:

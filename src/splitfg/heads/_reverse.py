@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
 from splitfg.numerics import each_its_own
-from splitfg.splitting import call, places_of
+from splitfg.splitting import Observed, call, places_of
 from splitfg.types import HeadGradient, Params
 
 
@@ -30,7 +30,7 @@ class ReverseModeHead(OpaqueHead):
 
     def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
         super().__init__(loss)
-        self.module, self._places = module, places_of(module)
+        self.module, self._places, self.observed = module, places_of(module), Observed()
 
     @property
     def reverse_mode(self) -> bool:
@@ -40,7 +40,13 @@ class ReverseModeHead(OpaqueHead):
     def outputs(self, params: Params, h: Tensor) -> Tensor:
         """Run the module."""
         own = {name.removeprefix("module."): p for name, p in params.items()}
-        outputs: Tensor = call(self.module, own, (h.clone(),), places=self._places)  # the module may write to its input
+        outputs: Tensor = call(
+            self.module,
+            own,
+            (h.clone(),),  # the module may write to its input
+            places=self._places,
+            observed=self.observed,
+        )
         return outputs
 
     def _exact(self, h: Tensor, target: Tensor, normaliser: Tensor) -> HeadGradient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class CapturedLearner:
     It takes the same steps as the eager learner, up to rounding, with the same tangents, and either can resume from the
     other's checkpoints.
 
-    The first step compares compiled and eager gradients of the first batch.
+    The first step compares compiled and eager gradients of the first batch. A network that draws random numbers, as
+    dropout does in training mode, runs in eager code, with a warning: its masks come from a seed of every step.
 
     Args:
         learner: The learner to speed up; the two share all state. Do not call its ``step`` any more.
@@ -124,6 +126,12 @@ class CapturedLearner:
             batch = self._look_up()
             expected = self._eager.estimate(*batch, generator=generator)
             generator.set_state(state)
+            if self._runs_eagerly():
+                warnings.warn(
+                    "the network draws random numbers, as dropout does: steps run in eager code", stacklevel=3
+                )
+                self._fast, self._checked = self._eager, True
+                return
             found = self._fast.estimate(*batch, generator=generator)
             generator.set_state(state)
             with _full_precision():
@@ -168,10 +176,19 @@ class CapturedLearner:
         """Return the replayed step of this generator."""
         if self._replay is None:
             self._generator = generator
-            self._replay = Replay(self._advance, device=self._device, generator=generator, aside=self._aside)
+            self._replay = Replay(
+                self._advance,
+                device=self._device,
+                generator=generator,
+                aside=self._aside,
+                eager=self._runs_eagerly,
+            )
         if generator is not self._generator:
             raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
         return self._replay
+
+    def _runs_eagerly(self) -> bool:
+        return self._eager.split.traits(self._look_up()[0]).random
 
     def _advance(self) -> StepStats:
         """Take one step, entirely on the device."""

@@ -143,7 +143,8 @@ def _moved(layer: nn.Module, a: Tensor, change: Params) -> Tensor:
     params = {f"layer.{name}": own[name].detach() for name in change}
 
     def run(params: Params) -> Tensor:
-        z: Tensor = functional_call(bare, params, (a.clone(),))
+        buffers = {name: b.clone() for name, b in bare.named_buffers()}  # batch norm writes to them
+        z: Tensor = functional_call(bare, {**params, **buffers}, (a.clone(),))
         return z
 
     moved: Tensor = jvp(run, (params,), ({f"layer.{name}": v for name, v in change.items()},))[1]

@@ -197,6 +197,8 @@ class _Recorder(TorchFunctionMode):
         plain = _OUT_OF_PLACE.get(getattr(func, "__name__", ""))
         if plain is not None and self._depends(args[0]):
             return self._written_aside(plain, args, kwargs)
+        if operation_name(func) in _DROPOUTS and not _drops_in_place(args, kwargs):
+            return self._dropped(func, args, kwargs)
         # a constant that an activation is written into would hide it from the tape, so constants count too
         versions = [t._version for t in given]
         output = func(*args, **kwargs)
@@ -223,6 +225,15 @@ class _Recorder(TorchFunctionMode):
         """Raise an error if the trunk reads memory that it has written over."""
         if self._written and any(t.untyped_storage().data_ptr() in self._written for t in given):
             raise SplitError([_in_place("and reads what was there")])
+
+    def _dropped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record dropout as the product with its mask, which the same random numbers give for an input of ones."""
+        x, *rest = args if args else (kwargs["input"],)
+        ones = torch.ones_like(x)
+        mask = func(ones, *rest, **{name: value for name, value in kwargs.items() if name != "input"})
+        if mask is ones:  # evaluation mode
+            return x
+        return self.record(Operation("mul", None, (x, mask), {}, x * mask), active=True)
 
     def record(self, operation: Operation, *, active: bool) -> Any:
         """Put an operation on the tape, and return what the pass goes on with."""
@@ -315,6 +326,13 @@ _OUT_OF_PLACE: dict[str, Any] = {
     **{f"{name}_": getattr(torch.Tensor, name) for name in ("add", "sub", "mul", "div", "masked_fill", "clamp")},
 }
 """Operations that write over their first argument, each with the one that returns a new tensor."""
+
+
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+
+
+def _drops_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
 
 
 def _in_place(what: str) -> str:

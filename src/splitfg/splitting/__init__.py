@@ -1,20 +1,26 @@
 """Networks cut at h: splits, cutting a model, black-box trunks, and validation of splits and batches."""
 
+from splitfg.splitting._batches import Batch, parts
 from splitfg.splitting._black_box import BlackBoxTrunk, ForwardOnlyTrunk
 from splitfg.splitting._call import Places, call, places_of
+from splitfg.splitting._effects import Observed
 from splitfg.splitting._from_model import split
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
+from splitfg.splitting._restore import ForwardState, restored
 from splitfg.splitting._split import TANGENTS, Role, Split, Tied, require_split
 from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [
     "TANGENTS",
+    "Batch",
     "BlackBoxTrunk",
     "ForwardOnlyTrunk",
+    "ForwardState",
     "Interface",
+    "Observed",
     "Places",
     "Role",
     "Split",
@@ -24,9 +30,11 @@ __all__ = [
     "explained",
     "names_of",
     "original",
+    "parts",
     "places_of",
     "replaced",
     "require_split",
+    "restored",
     "split",
     "submodule",
     "tangent_kernels",

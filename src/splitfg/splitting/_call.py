@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.func import functional_call
 
-from splitfg.splitting._restore import copies_of_written, restored
+from splitfg.splitting._effects import Observed
+from splitfg.splitting._restore import restored
 from splitfg.types import Params
 
 Places: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -35,7 +36,13 @@ def places_of(module: nn.Module) -> Places:
 
 
 def call(
-    module: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, places: Places
+    module: nn.Module,
+    params: Params,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    places: Places,
+    observed: Observed | None = None,
 ) -> Any:
     """Call a module with these parameters in place of its own, and restore what the call assigns in the module.
 
@@ -45,12 +52,13 @@ def call(
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         places: The module's :func:`places_of`.
+        observed: Observations of earlier passes: the call writes to copies of the buffers that they wrote to.
 
     Returns:
         The module's return value.
     """
-    with restored(module):
-        params = {**copies_of_written(module), **params}
+    with restored(module, observed=observed):
+        params = params if observed is None else {**observed.copies(module), **params}
         if not places:
             return functional_call(module, params, args, kwargs)
         placed = {place: p for name, p in params.items() for place in places.get(name, (name,))}

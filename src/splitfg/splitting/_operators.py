@@ -43,8 +43,16 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
         )
     if "forward AD" not in message and "vmap" not in message:
         return None
-    found = operator_problems(split, x)
+    found = operator_problems(split, x) or _batching_problems(message)
     return SplitError(found) if found else None
+
+
+def _batching_problems(message: str) -> list[str]:
+    """Explain an operator that takes one tangent but not several at once."""
+    operator = re.search(r"aten::\w+", message)
+    if "vmap" not in message or operator is None:
+        return []
+    return [f"torch cannot push several tangents through {operator[0]} at once: use engine=ForwardMode(chunk=1)"]
 
 
 def operator_problems(split: Split, x: Inputs) -> list[str]:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from splitfg.splitting._replace import hidden_modules
+from splitfg.splitting._effects import Observed, modules_of
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
 _CONTAINERS = (*_MAPPINGS, *_COLLECTIONS)
 
-# Tensors that a forward pass has written to in place: later passes store their values too.
-_written = WeakTensorKeyDictionary()
-
 
 @contextmanager
-def restored(*parts: nn.Module) -> Iterator[None]:
+def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[None]:
     """Restore the attributes of modules after one forward pass, also if it raises.
 
-    Covers containers in attributes, such as lists and caches. Restores values only of tensors that an earlier pass
-    under :func:`preserved` wrote to in place.
+    Covers containers in attributes, such as lists and caches, and the values of buffers that earlier passes were
+    observed to write to in place.
     """
     if torch.compiler.is_compiling():  # compiled code has side effects only on copies of the attributes
         yield
         return
-    snapshot = _Snapshot(parts, lambda t: t in _written)
+    snapshot = _Snapshot(parts, set() if observed is None else observed.tensors())
     try:
         yield
     finally:
@@ -41,26 +38,64 @@ def restored(*parts: nn.Module) -> Iterator[None]:
 @contextmanager
 def preserved(*parts: nn.Module) -> Iterator[None]:
     """Restore modules as :func:`restored` does, and the values of all their buffers and torch's global generators."""
-    snapshot = _Snapshot(parts, lambda _: True)
+    snapshot = _Snapshot(parts, None)
+    with same_generators():
+        try:
+            yield
+        finally:
+            snapshot.restore()
+
+
+@contextmanager
+def same_generators() -> Iterator[None]:
+    """Restore torch's global generators."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
-        snapshot.restore()
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
 
 
-def copies_of_written(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the buffers that forward passes write to in place, for a pass to write to instead.
+@dataclass(frozen=True, eq=False)
+class ForwardState:
+    """The change that one forward pass made to the attributes and buffers of a model, undone and ready to be applied.
 
-    :mod:`torch.func` raises if a pass writes in place to a tensor from outside the transformed function.
+    Attributes:
+        contents: Containers (such as the attributes of a module) with their new content.
+        values: Tensors with their new values.
     """
-    if torch.compiler.is_compiling() or not _written:
-        return {}
-    return {name: buffer.clone() for name, buffer in module.named_buffers() if buffer in _written}
+
+    contents: list[tuple[Any, Any]]
+    values: list[tuple[Tensor, Tensor]]
+
+    def __bool__(self) -> bool:
+        return bool(self.contents or self.values)
+
+    def apply(self) -> None:
+        """Apply the change. Tensors of an unchanged shape and dtype change in place."""
+        for container, content in self.contents:
+            _refill(container, _kept_in_place(container, content))
+        for tensor, value in self.values:
+            _write(tensor, value)
+
+
+def forward_state(parts: Sequence[nn.Module], observed: Observed | None, run: Callable[[], object]) -> ForwardState:
+    """Run a forward pass and return what it changes in modules; restores the modules.
+
+    Args:
+        parts: The modules.
+        observed: Observations of earlier passes; ``None`` if it may write to any buffer in place.
+        run: Runs the pass.
+    """
+    snapshot = _Snapshot(parts, None if observed is None else observed.tensors())
+    try:
+        run()
+        return snapshot.changes()
+    finally:
+        snapshot.restore()
 
 
 class _Snapshot:
@@ -68,45 +103,93 @@ class _Snapshot:
 
     Args:
         parts: Modules; their submodules are included.
-        stored: Whether to store the value of a tensor that is not a parameter.
+        stored: ``id`` of the tensors whose values to store; ``None`` for all that are not parameters.
     """
 
-    def __init__(self, parts: Iterable[nn.Module], stored: Callable[[Tensor], bool]) -> None:
+    def __init__(self, parts: Iterable[nn.Module], stored: set[int] | None) -> None:
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._tensors: dict[int, tuple[Tensor, int, Tensor | None]] = {}
-        for module in dict.fromkeys(module for part in parts for module in hidden_modules(part)):
-            self._add(vars(module), stored)
+        self._stored = stored
+        for _, module in modules_of(parts):
+            self._add(vars(module))
 
     def restore(self) -> None:
         """Undo every change since the snapshot."""
         for container, content in self._contents.values():
             _refill(container, content)
-        for tensor, version, value in self._tensors.values():
-            if _version(tensor) != version:
-                _written[tensor] = True
-            if value is not None and (_version(tensor) != version or version < 0):
-                with torch._C._DisableFuncTorch():
-                    tensor.data.copy_(value)  # through .data, so that autograd's saved tensors stay valid
+        for tensor, _, value in self._tensors.values():
+            if value is not None:
+                _write(tensor, value)
 
-    def _add(self, value: Any, stored: Callable[[Tensor], bool]) -> None:
+    def written(self) -> list[Tensor]:
+        """Return the tensors that were written to in place; all stored ones if only some were stored."""
+        if self._stored is not None:  # without waiting for a GPU
+            return [tensor for tensor, _, value in self._tensors.values() if value is not None]
+        return [
+            tensor
+            for tensor, version, value in self._tensors.values()
+            # batch norm writes to its statistics without a new version
+            if _version(tensor) != version or (value is not None and not _equal(tensor, value))
+        ]
+
+    def changes(self) -> ForwardState:
+        """Return every change since the snapshot."""
+        contents = [(kept, kept.copy()) for kept, content in self._contents.values() if not _same(kept, content)]
+        return ForwardState(contents, [(t, t.detach().clone()) for t in self.written()])
+
+    def _add(self, value: Any) -> None:
         if type(value) in _CONTAINERS:
             if id(value) not in self._contents:
                 content = value.copy()
                 self._contents[id(value)] = value, content
                 for inner in content.values() if isinstance(content, dict) else content:
-                    self._add(inner, stored)
+                    self._add(inner)
         elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self._tensors[id(value)] = value, _version(value), _copied(value) if stored(value) else None
+            stored = self._stored is None or id(value) in self._stored
+            self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _same(container: Any, content: Any) -> bool:
+    """Whether a container holds the very objects of ``content``."""
+    if len(container) != len(content):
+        return False
+    if isinstance(container, dict):
+        return all(container.get(k, content) is v for k, v in content.items())
+    return all(a is b for a, b in zip(container, content, strict=True))
 
 
 def _refill(container: Any, content: Any) -> None:
-    if isinstance(container, dict):
-        same = len(container) == len(content) and all(container.get(k, content) is v for k, v in content.items())
-    else:
-        same = len(container) == len(content) and all(a is b for a, b in zip(container, content, strict=True))
-    if not same:
+    if not _same(container, content):
         container.clear()
         (container.extend if isinstance(container, list | deque) else container.update)(content)
+
+
+def _kept_in_place(container: Any, content: Any) -> Any:
+    """Write new tensors of a dictionary into the old ones where they fit, for captured steps."""
+    if not isinstance(container, dict):
+        return content
+    kept = content.copy()
+    for key, new in content.items():
+        old = container.get(key)
+        if old is not None and old is not new and _fits(old, new):
+            _write(old, new)
+            kept[key] = old
+    return kept
+
+
+def _fits(old: Any, new: Any) -> bool:
+    if not (isinstance(old, Tensor) and isinstance(new, Tensor)) or isinstance(old, nn.Parameter):
+        return False
+    return (old.shape, old.dtype, old.device, old.requires_grad) == (new.shape, new.dtype, new.device, False)
+
+
+def _write(tensor: Tensor, value: Tensor) -> None:
+    with torch._C._DisableFuncTorch():
+        tensor.data.copy_(value)  # through .data, so that autograd's saved tensors stay valid
 
 
 def _version(tensor: Tensor) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +15,15 @@ from torch import Tensor, nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head, OutputLoss
 from splitfg.splitting._agreement import disagreement
-from splitfg.splitting._call import call, places_of
+from splitfg.splitting._black_box import ForwardOnlyTrunk
+from splitfg.splitting._call import places_of
+from splitfg.splitting._effects import Observed, Traits
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
+from splitfg.splitting._passes import Passes, observe, skip_checks
 from splitfg.splitting._replace import names_of
-from splitfg.splitting._restore import preserved
+from splitfg.splitting._restore import ForwardState, preserved, restored
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
@@ -105,6 +111,8 @@ class Split:
         self._head_names = names_of(head, self.model)
         raise_if(self._problems())
         self._validated: set[tuple[Hashable, tuple[bool, ...]]] = set()
+        self._passes = Passes(getattr(head, "observed", None) or Observed())
+        self._source: Split | None = None
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
@@ -158,7 +166,93 @@ class Split:
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
         twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, *passed}}
+        twin._passes, twin._source = self._passes, self
         return twin
+
+    def traits(self, x: Inputs) -> Traits:
+        """Return what a forward pass does in the present training mode beside computing h, from one pass.
+
+        The pass is made once for every training mode, and its changes are undone.
+
+        Raises:
+            SplitError: If it writes in place to a tensor that is not a buffer.
+        """
+        if self._source is not None:
+            return self._source.traits(x)
+        known, flags = self._passes.observed.traits, self.training_flags()
+        if flags not in known:
+            if skip_checks() or isinstance(self.trunk, ForwardOnlyTrunk):
+                return Traits()  # a device may be noisy and slow
+            parts = [self.trunk, self.head, self.model]
+            known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(x))
+            raise_if(problems)
+        return known[flags]
+
+    def for_step(self, x: Inputs, generator: torch.Generator | None) -> Split:
+        """Return a split whose passes all draw the same random numbers, such as one dropout mask for a whole step.
+
+        Draws one seed from the generator, unless the network is deterministic in its present mode or this split is
+        already that of a step.
+
+        Args:
+            x: Inputs.
+            generator: Source of the seed.
+
+        Raises:
+            SplitError: If the network is random and there is no generator.
+        """
+        if self._passes.seed is not None or not self.traits(x).random:
+            return self
+        if generator is None:
+            raise SplitError(
+                [
+                    "the trunk draws random numbers, as dropout does in training mode: pass"
+                    " generator=torch.Generator().manual_seed(0), or call .eval() on the model"
+                ]
+            )
+        return self._seeded(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+
+    def part(self, index: int) -> Split:
+        """Return the split of a step for one part of its batch, which draws random numbers of its own."""
+        seed = self._passes.seed
+        return self if seed is None or index == 0 else self._seeded(seed + index)
+
+    def _seeded(self, seed: int) -> Split:
+        seeded = copy.copy(self)
+        seeded._passes = self._passes.seeded(seed)
+        return seeded
+
+    def forward_state(self, batch: Iterable[Inputs]) -> ForwardState | None:
+        """Return the change that a forward pass of ordinary training makes in the model's buffers and attributes.
+
+        Args:
+            batch: Inputs of every part of a batch; the parts pass one after the other.
+
+        Returns:
+            The change, which :meth:`ForwardState.apply` makes; ``None`` if passes change nothing in this mode.
+        """
+        parts = list(batch)
+        if not self.traits(parts[0]).stateful:
+            return None
+        runs = [partial(self.part(i)._run, x) for i, x in enumerate(parts)]
+        return self._passes.state([self.trunk, self.head, self.model], runs)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undo the effects of passes on attributes and buffers, such as those that autograd runs once more."""
+        with restored(self.trunk, self.head, self.model, observed=self._passes.observed):
+            yield
+
+    def _run(self, x: Inputs) -> None:
+        """Run the model once as it is: with its own parameters, and with all effects on its state."""
+        inputs, named = arguments(x)
+        with self._passes.drawing(self.model.parameters()):
+            if not isinstance(self.model, _Joined):
+                self.model(*inputs, **self.interface.named(named))
+                return
+            h, module = self.trunk(*inputs, **named), getattr(self.head, "module", None)
+            if isinstance(module, nn.Module):
+                module(h)
 
     def count(self, *roles: Role) -> int:
         """Count the numbers that the parameters with these roles hold."""
@@ -202,16 +296,21 @@ class Split:
         wanted = self.trunk_params()
         return {name: g for name, g in found.items() if name in wanted}
 
-    def trunk_function(self, x: Inputs) -> TrunkFunction:
-        """Return θ ↦ h for these inputs; parameters missing from θ keep their current value."""
+    def trunk_function(self, x: Inputs, *, for_reverse_mode: bool = False) -> TrunkFunction:
+        """Return θ ↦ h for these inputs; parameters missing from θ keep their current value.
+
+        Args:
+            x: Inputs.
+            for_reverse_mode: Whether reverse mode differentiates it, which knows padding rows as constants by itself.
+        """
         local = {outer: inner for inner, outer in self._trunk_names.items()}
         inputs, named = arguments(x)
-        padded = padded_tables(self.trunk)
+        padded = [] if for_reverse_mode else padded_tables(self.trunk)
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
             with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
-                h: Tensor = call(self.trunk, own, inputs, named, places=self._trunk_places)
+                h: Tensor = self._passes.call(self.trunk, own, inputs, named, places=self._trunk_places)
             return h
 
         return f
@@ -255,7 +354,7 @@ class Split:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
         if isinstance(self.model, _Joined):
             return None
-        with preserved(self.trunk, self.head, self.model):
+        with preserved(self.trunk, self.head, self.model), self._passes.drawing(self.model.parameters()):
             return disagreement(self.model, self.head, self.predict, x, self.interface)
 
     def _params(self, *roles: Role) -> Params:

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
+from splitfg.splitting._effects import Traits
+from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
+from splitfg.splitting._passes import skip_checks
 from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import FIRST_BATCH, Split, require_split
 from splitfg.types import Inputs, Target
 
-_BATCH_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
-_RUNNING_STATISTICS = (nn.modules.instancenorm._InstanceNorm,)
+__all__ = [
+    "batch_problems",
+    "begin_step",
+    "check_batch",
+    "check_h",
+    "check_loss",
+    "has_rows",
+    "skip_checks",
+]
 
-
-def skip_checks() -> bool:
-    """Whether a step is being compiled or captured, so that no code may depend on the values of tensors."""
-    if torch.compiler.is_compiling():
-        return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def has_rows(value: Any) -> bool:
-    """Whether a value is a tensor, or an array for a black box, with a first dimension."""
-    return len(getattr(value, "shape", ())) > 0
+_RANDOM = (
+    "the trunk draws random numbers, as F.dropout does in training mode, and this estimator does not fix them for a"
+    " step: call .eval() on the model, or begin the estimator with splitfg.splitting.checks.begin_step"
+)
+_UNKNOWN = Traits()
 
 
 def check_batch(
     split: Split, x: Inputs, y: Target, generator: torch.Generator | None = None, *, tangents: bool = True
 ) -> None:
-    """Validate a batch before any computation.
+    """Validate a batch before any computation, for estimators without support for dropout and batch statistics.
 
-    The first batch of a split, and the first after modules have changed between training and evaluation mode, also
-    validates that the trunk is a deterministic function of its parameters and that trunk and head compute the model's
-    outputs.
-
-    Args:
-        split: The network.
-        x: Inputs.
-        y: Target.
-        generator: Source of randomness, if the estimator draws.
-        tangents: Whether the estimator perturbs the trunk's parameters.
+    Takes the arguments of :func:`begin_step`, and raises if the trunk draws random numbers or mixes samples.
 
     Raises:
         SplitError: Listing every problem.
@@ -53,10 +49,64 @@ def check_batch(
     require_split(split)
     if skip_checks():
         return
-    found = _mode_problems(split) + _table_problems(split, tangents) + batch_problems(split, x, y, generator)
+    found = mode_problems(split.trunk) or ([_RANDOM] if _traits(split, x).random else [])
+    begin_step(split, x, y, generator, tangents=tangents, further=found)
+
+
+def begin_step(
+    split: Split,
+    x: Inputs,
+    y: Target,
+    generator: torch.Generator | None = None,
+    *,
+    tangents: bool = True,
+    micro_batch: int | None = None,
+    further: Sequence[str] = (),
+) -> Split:
+    """Validate a batch before any computation, and fix the random numbers of the step.
+
+    The first batch of a split, and the first after modules have changed between training and evaluation mode, also
+    validates that the trunk is a function of its parameters and that trunk and head compute the model's outputs.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        generator: Source of randomness, if the estimator or the trunk draws.
+        tangents: Whether the estimator perturbs the trunk's parameters.
+        micro_batch: Rows per part of the batch; ``None`` for the whole batch.
+        further: Problems that the estimator has found by itself.
+
+    Returns:
+        The split for this step: its passes draw the same random numbers. Use it in place of ``split``.
+
+    Raises:
+        SplitError: Listing every problem.
+    """
+    require_split(split)
+    if skip_checks():
+        return split
+    found = [*further, *mode_problems(split.head), *table_problems(split, tangents)]
+    found += batch_problems(split, x, y, generator)
+    if not found:
+        found += micro_batch_problems(split, y, micro_batch)
     if found:
         raise SplitError(found + _further_problems(split, x, y))
-    split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, x))
+    part, _ = next(parts(x, y, micro_batch))
+    if not split.check or _traits(split, part) is not _UNKNOWN:
+        split = split.for_step(part, generator)
+    split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
+    return split
+
+
+def _traits(split: Split, x: Inputs) -> Traits:
+    """Return the traits of a split; ``_UNKNOWN`` if its pass fails: the validation of the first batch explains why."""
+    try:
+        return split.traits(x)
+    except SplitError:
+        raise
+    except Exception:
+        return _UNKNOWN
 
 
 def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> list[str]:
@@ -98,63 +148,6 @@ def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
             _require_finite(scores, "a score <u, J v>")
 
 
-def _mode_problems(split: Split) -> list[str]:
-    found = []
-    for name, module in (*split.trunk.named_modules(), *split.head.named_modules()):
-        if isinstance(module, _RUNNING_STATISTICS) and module.training and module.track_running_stats:
-            found.append(
-                f"{name} ({type(module).__name__}) updates its running statistics with every batch: call .eval() on it,"
-                " or create it with track_running_stats=False"
-            )
-        if isinstance(module, _BATCH_STATISTICS) and (module.training or module.running_mean is None):
-            found.append(
-                f"{name} ({type(module).__name__}) uses batch statistics, which mix the samples of a batch: call"
-                " .eval() on it, or replace it by nn.GroupNorm"
-            )
-        cure = _cure_of_randomness(module) if module.training else None
-        if cure:
-            found.append(
-                f"{name} ({type(module).__name__}) is random in training mode, so that h and J·v would come from"
-                f" different functions: call .eval() on it or {cure}"
-            )
-    return found
-
-
-def _cure_of_randomness(module: nn.Module) -> str | None:
-    """Return the cure for a torch module that is random in training mode, or ``None`` if it is deterministic."""
-    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-        return "set p=0"
-    if isinstance(module, nn.MultiheadAttention) and module.dropout > 0:
-        return "set dropout=0"
-    if isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1:
-        return "set dropout=0"
-    if isinstance(module, nn.RReLU) and module.lower < module.upper:
-        return "use nn.LeakyReLU"
-    return None
-
-
-def _table_problems(split: Split, tangents: bool) -> list[str]:
-    """List tables whose backward rule is not the derivative of their forward, or that write to their own weight."""
-    found = []
-    for name, module in split.trunk.named_modules():
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            continue
-        label = f"{name or 'the trunk'} ({type(module).__name__})"
-        if module.max_norm is not None:
-            found.append(f"{label} rescales its own rows in place: create it with max_norm=None")
-        if tangents and module.scale_grad_by_freq and _is_perturbed(split, module.weight):
-            found.append(
-                f"{label} divides its gradient by the frequency of a row, which is not a derivative: create it with"
-                " scale_grad_by_freq=False"
-            )
-    return found
-
-
-def _is_perturbed(split: Split, p: Tensor) -> bool:
-    perturbed = split.trunk_params()
-    return any(p is other for name, other in split.model.named_parameters() if name in perturbed)
-
-
 def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     if not isinstance(y, Tensor):
         return [f"the target is a {type(y).__name__}, not a tensor: use torch.as_tensor(target)"]
@@ -189,13 +182,9 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
     head = split.head
     if not isinstance(y, Tensor):
         return []
-    # a forward pass would update running statistics
-    moving = (*_BATCH_STATISTICS, *_RUNNING_STATISTICS)
-    still = not any(isinstance(m, moving) and m.training for m in split.model.modules())
     try:
-        if still:
-            with preserved(split.trunk):
-                return head.problems(split.h(x), y)
+        with preserved(split.trunk):
+            return head.problems(split.h(x), y)
     except Exception:  # the problems already found may keep h from being computed
         pass
     return [] if head.out_features is None else head.output_loss.value_problems(head.out_features, y)
@@ -222,7 +211,7 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
         return [
             "the trunk is random: it returns another h for the same inputs, so that h and J·v would come from different"
-            " functions. Call .eval() (F.dropout(training=self.training) reads that flag), or remove the randomness"
+            " functions. Draw random numbers from torch's global generator, whose state a step fixes, or remove them"
         ]
     if next(split.head.buffers(), None) is not None:
         with suppress(Exception):  # check_h explains why h does not fit the head

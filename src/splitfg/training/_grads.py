@@ -61,7 +61,9 @@ def _clip_together(grads: Params, max_norm: float) -> Tensor:
 
 
 def write_grads(module: nn.Module, estimate: Estimate) -> None:
-    """Write an estimate's gradients to ``.grad``, for any optimizer.
+    """Write an estimate's gradients to ``.grad``, for any optimizer, and update the state of the forward pass.
+
+    The state, such as the running statistics of batch norm, changes once, as by one forward pass of ordinary training.
 
     Parameters without an entry, such as those of a frozen trunk, get ``None``, which optimizers skip. ``.grad`` shares
     memory with the estimate where possible: changing it in place changes the estimate too.
@@ -94,6 +96,8 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
     for name, p in own.items():
         g = estimate.grads.get(name)
         p.grad = None if g is None else _laid_out_like(p, g.detach().to(p.dtype))
+    if estimate.forward_state is not None:
+        estimate.forward_state.apply()
 
 
 def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Replay(Generic[T]):
         device: Device of the tensors.
         generator: Source of randomness of the function; callers may read and set its state between calls.
         aside: Stream to run on, from :func:`stream_aside`.
+        eager: Whether the function must run eagerly; asked before capture.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class Replay(Generic[T]):
         device: torch.device,
         generator: torch.Generator,
         aside: torch.cuda.Stream | None,
+        eager: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._function, self._device, self._generator = function, device, generator
+        self._function, self._device, self._generator, self._eager = function, device, generator, eager
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: T | None = None
@@ -67,7 +69,7 @@ class Replay(Generic[T]):
             return self._function()
         if self._graph is None:
             self._calls += 1
-            if self._calls <= _WARM_UPS:
+            if self._calls <= _WARM_UPS or self._eager():
                 return self._warm_up()
             self._graph, self._made = self._capture()
         self._graph.replay()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch.utils import _pytree as pytree
 
-from splitfg.splitting.checks import has_rows
 from splitfg.types import Inputs, Target
 
 Batch: TypeAlias = Sequence[tuple[Inputs, Target]]
 """A batch in micro-batches: inputs and target of each part."""
 
 
+def has_rows(value: Any) -> bool:
+    """Whether a value is a tensor, or an array for a black box, with a first dimension."""
+    return len(getattr(value, "shape", ())) > 0
+
+
 def parts(x: Inputs, y: Target, rows: int | None) -> Iterator[tuple[Inputs, Target]]:
-    """Yield the batch in parts of at most ``rows`` rows; whole if ``None``."""
+    """Yield a batch in parts of at most ``rows`` rows; whole if ``None``."""
     count = y.shape[0]
     if rows is None or rows >= count:
         yield x, y

@@ -1,0 +1,82 @@
+"""Effects of forward passes on a network: the buffers they write to, and whether they draw random numbers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.splitting._replace import hidden_modules
+
+Flags: TypeAlias = tuple[bool, ...]
+"""The training flags of a network's modules."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a forward pass of a network does beside computing its result, in one training mode.
+
+    Attributes:
+        random: Whether it draws from torch's global generators, as dropout does.
+        stateful: Whether it changes attributes or buffers, as batch norm does.
+    """
+
+    random: bool = False
+    stateful: bool = False
+
+
+class Observed:
+    """What forward passes of a network were observed to do: the buffers they write to in place, and their traits.
+
+    A copy of a network starts without observations.
+    """
+
+    def __init__(self) -> None:
+        self.traits: dict[Flags, Traits] = {}
+        self._places: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[Observed], tuple[()]]:
+        return Observed, ()
+
+    def add(self, parts: Iterable[nn.Module], written: Sequence[Tensor]) -> list[str]:
+        """Remember the places of tensors that a pass wrote to in place, and list those that are not buffers.
+
+        Returns:
+            The names of tensors in other attributes, with their modules.
+        """
+        ids, found, strangers = {id(t) for t in written}, set(), []
+        for name, module in modules_of(parts):
+            for leaf, buffer in module._buffers.items():
+                if id(buffer) in ids:
+                    self._places.setdefault(module, set()).add(leaf)
+                    found.add(id(buffer))
+            for leaf, value in vars(module).items():
+                if id(value) in ids - found:
+                    strangers.append(f"{leaf!r} of {name or 'the trunk'} ({type(module).__name__})")
+        return strangers
+
+    def tensors(self) -> set[int]:
+        """Return ``id`` of the buffers that passes write to in place."""
+        return {id(module._buffers.get(leaf)) for module, leaves in self._places.items() for leaf in leaves}
+
+    def copies(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return copies of a module's buffers that passes write to, by name, for a pass to write to instead.
+
+        :mod:`torch.func` raises if a pass writes in place to a tensor from outside the transformed function.
+        """
+        if torch.compiler.is_compiling() or not self._places:
+            return {}
+        ids = self.tensors()
+        return {name: buffer.clone() for name, buffer in module.named_buffers() if id(buffer) in ids}
+
+
+def modules_of(parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules of parts, once each, with their names where they have one."""
+    parts = list(parts)
+    names = {id(module): name for part in reversed(parts) for name, module in part.named_modules()}
+    for module in dict.fromkeys(module for part in parts for module in hidden_modules(part)):
+        yield names.get(id(module), ""), module

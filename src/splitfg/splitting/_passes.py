@@ -1,0 +1,130 @@
+"""How forward passes of a network run: on copies of its state, and with the random numbers of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.splitting._call import Places, call
+from splitfg.splitting._effects import Observed, Traits
+from splitfg.splitting._restore import ForwardState, forward_state, same_generators
+from splitfg.types import Params
+
+
+def skip_checks() -> bool:
+    """Whether a step is being compiled or captured, so that no code may depend on the values of tensors."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Runs the passes of a network.
+
+    Attributes:
+        observed: Observations of earlier passes.
+        seed: Of the random numbers of every pass in one step; ``None`` outside a step.
+    """
+
+    observed: Observed = field(default_factory=Observed)
+    seed: int | None = None
+
+    def seeded(self, seed: int) -> Passes:
+        """Return passes that all draw the same random numbers."""
+        return replace(self, seed=seed)
+
+    def call(
+        self, trunk: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], *, places: Places
+    ) -> Any:
+        """Call a trunk functionally; see :func:`~splitfg.splitting.call`."""
+        with self.drawing(trunk.parameters()):
+            return call(trunk, params, args, kwargs, places=places, observed=self.observed)
+
+    @contextmanager
+    def drawing(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Draw random numbers from the seed of the step, if there is one, and restore the generators afterwards."""
+        if self.seed is None:
+            yield
+            return
+        with _seeded(self.seed, next((t.device for t in tensors if t.device.type == "cuda"), None)):
+            yield
+
+    def state(self, parts: Sequence[nn.Module], runs: Iterable[Callable[[], object]]) -> ForwardState | None:
+        """Run passes in a row, and return what they change; ``None`` if they change nothing. Restores the modules.
+
+        Args:
+            parts: The modules.
+            runs: Run one pass each.
+        """
+
+        def run() -> None:
+            for one in runs:
+                one()
+
+        with torch.no_grad(), same_generators():
+            return forward_state(parts, self.observed, run) or None
+
+
+def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], object]) -> tuple[Traits, list[str]]:
+    """Run a pass, restore the modules, and return its traits and the problems of its state.
+
+    Args:
+        parts: The modules.
+        observed: Remembers the buffers that the pass writes to in place.
+        run: Runs the pass.
+    """
+    with torch.no_grad(), same_generators(), _same_parameters(parts):
+        before = _generator_states()
+        state = forward_state(parts, None, run)
+        random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+    strangers = observed.add(parts, [tensor for tensor, _ in state.values])
+    problems = [
+        f"the forward pass writes in place to {what}, a tensor that is not registered: use register_buffer, so that"
+        " estimates can run several passes on copies of it"
+        for what in strangers
+    ]
+    return Traits(random, bool(state)), problems
+
+
+@contextmanager
+def _same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Restore parameters that are written to in place, which the validation of the first batch reports."""
+    kept = {id(p): (p, p._version, p.detach().clone()) for part in parts for p in part.parameters()}
+    try:
+        yield
+    finally:
+        for p, version, value in kept.values():
+            if p._version != version:
+                p.data.copy_(value)
+
+
+def _generator_states() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return states + (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device | None) -> Iterator[None]:
+    with torch._C._DisableFuncTorch():
+        cpu = torch.get_rng_state()
+        cuda = None if device is None else torch.cuda.get_rng_state(device)
+        torch.default_generator.manual_seed(seed)
+        if device is not None:
+            torch.cuda.default_generators[_index(device)].manual_seed(seed)
+    try:
+        yield
+    finally:
+        with torch._C._DisableFuncTorch():
+            torch.set_rng_state(cpu)
+            if device is not None and cuda is not None:
+                torch.cuda.set_rng_state(cuda, device)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

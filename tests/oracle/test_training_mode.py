@@ -1,0 +1,334 @@
+"""Batch norm and dropout in training mode, against autograd with the same mask, and the state of forward passes."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _refusals import ESTIMATORS, linear_split, refused
+from _toolkit import classes, close, cross_entropy, flat, generator, noise, seeded, trunk_names
+from torch import nn
+
+from splitfg import (
+    ActivityFG,
+    Backprop,
+    CapturedLearner,
+    CentralDifference,
+    CheckpointedBackprop,
+    DirectPath,
+    EvolutionStrategy,
+    ForwardGradient,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    LearnedFeedback,
+    MeanJacobian,
+    OneSidedDifference,
+    Orthogonal,
+    ResidualPath,
+    Role,
+    SplitFG,
+    diagnose,
+    split,
+    write_grads,
+)
+
+X, Y = noise(6, 3), classes(6, count=3)
+
+
+class Dropped(nn.Module):
+    """Dropout by a function that reads the training flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return torch.tanh(F.dropout(self.layer(x), 0.4, training=self.training))
+
+
+class Attending(nn.Module):
+    """Dropout inside attention; every number of a row is a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(1, 4)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True)
+
+    def forward(self, x):
+        tokens = self.embed(x.unsqueeze(-1))
+        return self.attention(tokens, tokens, tokens, need_weights=True)[0].mean(1)
+
+
+TRUNKS = {
+    "batch_norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4)),
+    "images": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)
+    ),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.3)),
+    "functional": Dropped,
+    "attention": Attending,
+    "both": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4)),
+}
+RANDOM = [name for name in TRUNKS if name not in ("batch_norm", "images")]
+EXACT = {  # as many orthogonal tangents as parameters give the gradient itself
+    "split_fg": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal()),
+    "chunk_1": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal(), engine=ForwardMode(chunk=1)),
+    "chunks": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal(), engine=ForwardMode(chunk=7), lean=True),
+    "central": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal(), engine=CentralDifference()),
+    "forward_gradient": lambda s: ForwardGradient(s.count(Role.TRUNK, Role.HEAD), law=Orthogonal()),
+    "evolution": lambda s: EvolutionStrategy(s.count(Role.TRUNK, Role.HEAD), sigma=1e-5, law=Orthogonal()),
+    "backprop": lambda _: Backprop(),
+    "closed": lambda _: Backprop(closed_head=True),
+    "checkpointed": lambda _: CheckpointedBackprop(),
+}
+TOLERANCE = {"central": 1e-6, "evolution": 1e-6}
+
+
+def cut(name):
+    s = seeded(lambda: linear_split(TRUNKS[name](), width=4))
+    s.model.double().train()
+    return s
+
+
+def step_seed(seed=0):
+    """The first number that an estimate draws from its generator."""
+    return int(torch.randint(2**62, (), generator=generator(seed)))
+
+
+def by_autograd(s, x=X, y=Y, seed=None):
+    """Gradient, loss and new state by plain autograd through copies of trunk and head, with torch's own dropout."""
+    trunk, head = copy.deepcopy(s.trunk), copy.deepcopy(s.head)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(step_seed() if seed is None else seed)
+        h = trunk(x)
+    loss = cross_entropy(head.outputs(dict(head.named_parameters()), h), y)
+    loss.backward()
+    names = {f"trunk.{n}": p for n, p in trunk.named_parameters()} | {
+        f"head.{n}": p for n, p in head.named_parameters()
+    }
+    return {n: p.grad for n, p in names.items()}, loss.detach(), trunk.state_dict()
+
+
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("name", TRUNKS)
+def test_exact_with_the_same_mask(name, method):
+    s = cut(name)
+    if method == "checkpointed" and name in ("functional", "attention"):
+        pytest.skip("no blocks")
+    expected, loss, _ = by_autograd(s)
+    before, state = copy.deepcopy(s.model.state_dict()), torch.get_rng_state()
+    estimate = EXACT[method](s)(s, X, Y, generator=generator())
+    close(estimate.grads, expected, TOLERANCE.get(method, 1e-9))
+    torch.testing.assert_close(estimate.loss, loss)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[n], b) for n, b in s.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_frozen_trunk(name):
+    s = cut(name)
+    expected, loss, _ = by_autograd(s)
+    estimate = FrozenTrunk()(s, X, Y, generator=generator())
+    close(estimate.grads, {n: expected[n] for n in s.head_params()})
+    torch.testing.assert_close(estimate.loss, loss)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_masks_change_from_step_to_step(name):
+    s, draws = cut(name), generator()
+    losses = {float(SplitFG(2)(s, X, Y, generator=draws).loss) for _ in range(4)}
+    assert len(losses) == 4
+
+
+def test_scores_are_those_of_the_masked_network():
+    """The estimate of one tangent is d v, so that <d v, g> = d <v, g> = d²."""
+    s = cut("dropout")
+    g, names = by_autograd(s)[0], trunk_names(s)
+    for seed in range(5):
+        estimate = SplitFG(1)(s, X, Y, generator=generator(seed))
+        g = by_autograd(s, seed=step_seed(seed))[0]
+        torch.testing.assert_close(flat(estimate.grads, names) @ flat(g, names), estimate.stats.scores.square().sum())
+
+
+def test_noise_that_cannot_be_batched_over_tangents():
+    """Torch has no rule for several tangents at once; one at a time works."""
+    s = seeded(lambda: linear_split(nn.Sequential(nn.Linear(3, 4), nn.RReLU(), nn.Linear(4, 4)), width=4))
+    s.model.double()
+    (problem,) = refused(SplitFG(2), s, X, Y)
+    assert "aten::rrelu_with_noise" in problem
+    assert "ForwardMode(chunk=1)" in problem
+    close(EXACT["chunk_1"](s)(s, X, Y, generator=generator()).grads, by_autograd(s)[0])
+
+
+@pytest.mark.parametrize("method", [SplitFG(36, law=Orthogonal(), micro_batch=2), Backprop(micro_batch=2)])
+def test_micro_batches_have_masks_of_their_own(method):
+    """Part i draws from the step's seed plus i; all tangents of a step share the masks."""
+    s, seed = cut("dropout"), step_seed()
+    parts = [by_autograd(s, X[i : i + 2], Y[i : i + 2], seed + i // 2)[0] for i in (0, 2, 4)]
+    expected = {n: sum(part[n] for part in parts) / 3 for n in parts[0]}
+    close(method(s, X, Y, generator=generator()).grads, expected)
+
+
+@pytest.mark.parametrize("name", ["dropout", "functional"])
+def test_activity_tangents_with_dropout(name):
+    """Unbiased given the mask: the mean over tangents at a fixed mask is the masked network's gradient."""
+    s = cut(name)
+    bound = s.for_step(X, generator())
+    names = list(s.trained_params())
+    expected = flat(by_autograd(s)[0], names)
+    mean = torch.stack([flat(ActivityFG(400)(bound, X, Y, generator=generator(i)).grads, names) for i in range(4)])
+    error = (mean.mean(0) - expected).norm() / expected.norm()
+    assert error < 0.2  # 1,600 tangents of 6 * 8 entries in all
+
+
+def test_activity_tangents_name_the_mixing_of_batch_norm():
+    assert "rows of a batch mix" in refused(ActivityFG(2), cut("batch_norm"), X, Y)[0]
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "images", "dropout", "functional", "both"])
+def test_learned_feedback_converges_to_the_gradient(name):
+    s, estimator = cut(name), LearnedFeedback()
+    bound = s.for_step(X, generator())
+    expected = by_autograd(s)[0]
+    for i in range(60):
+        estimate = estimator(bound, X, Y, generator=generator(i))
+        estimator.update_state(bound, estimate)
+    close(estimate.grads, expected, 1e-5)
+
+
+class Stream(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.3)
+        self.second, self.top = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.top(x + self.second(self.drop(self.norm(x))))
+
+
+@pytest.mark.parametrize("method", ["plain", "lean", "learned"])
+def test_direct_path_is_exact_for_the_last_writer(method):
+    s = linear_split(seeded(Stream))
+    s.model.double()
+    path = ResidualPath(writers=("first", "second"), top="top")
+    settings = {"plain": {}, "lean": {"lean": True}, "learned": {"feedback": MeanJacobian()}}[method]
+    found, expected = DirectPath(path, **settings)(s, X, Y, generator=generator()).grads, by_autograd(s)[0]
+    for n in ("trunk.second.weight", "trunk.second.bias", "trunk.top.weight", "trunk.top.bias", *s.head_params()):
+        torch.testing.assert_close(found[n], expected[n])
+
+
+class TestState:
+    """Running statistics, counters and attributes change once a step, as by one forward pass of ordinary training."""
+
+    @pytest.mark.parametrize("method", [*ESTIMATORS, "one_sided", "learned_feedback"])
+    def test_running_statistics(self, method):
+        estimator = {**ESTIMATORS, "one_sided": SplitFG(2, engine=OneSidedDifference())}.get(method, LearnedFeedback())
+        s = cut("batch_norm")
+        for step in range(1, 4):
+            before = copy.deepcopy(s.model.state_dict())
+            estimate = estimator(s, X + step, Y, generator=generator())
+            expected = by_autograd(s, X + step)[2]
+            close(dict(s.model.state_dict()), before)
+            write_grads(s.model, estimate)
+            close(dict(s.trunk.state_dict()), expected)
+            assert s.trunk[1].num_batches_tracked == step
+
+    @pytest.mark.filterwarnings("ignore:the network draws random numbers")
+    @pytest.mark.parametrize("captured", [True, False])
+    def test_learners(self, captured):
+        s, draws = cut("both"), generator()
+        learner = GradientLearner(s, SplitFG(3), torch.optim.SGD(s.model.parameters(), lr=0.1))
+        if captured:
+            learner = CapturedLearner(learner, horizon=5, compile_=lambda function: function)
+        for step in range(1, 4):
+            learner.step(X, Y, generator=draws)
+            assert s.trunk[1].num_batches_tracked == step
+
+    @pytest.mark.parametrize("name", ["both", "batch_norm"])
+    def test_captured_and_eager_take_the_same_steps(self, name):
+        def trained(captured):
+            s, draws = cut(name), generator(3)
+            learner = GradientLearner(s, SplitFG(3), torch.optim.Adam(s.model.parameters(), lr=0.1))
+            if captured:
+                learner = CapturedLearner(learner, horizon=5, compile_=lambda function: function)
+            for _ in range(4):
+                learner.step(X, Y, generator=draws)
+            return dict(s.model.state_dict())
+
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            close(trained(True), trained(False), 1e-7)
+        assert [str(w.message) for w in shown if "random numbers" in str(w.message)] == (
+            ["the network draws random numbers, as dropout does: steps run in eager code"] if name == "both" else []
+        )
+
+    def test_split_models(self):
+        model = seeded(lambda: nn.Sequential(*TRUNKS["both"](), nn.Linear(4, 3))).double()
+        other = copy.deepcopy(model)
+        s = split(model)
+        estimate = SplitFG(2)(s, X, Y, generator=generator())
+        write_grads(model, estimate)
+        torch.manual_seed(step_seed())
+        other(X)
+        assert all(torch.equal(b, other.state_dict()[n]) for n, b in model.state_dict().items())
+
+    def test_counters_and_attributes(self):
+        class Counts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.calls, self.history = nn.Linear(3, 4), 0, []
+                self.register_buffer("mean", torch.zeros(4))
+                self.register_buffer("passes", torch.zeros(()))
+
+            def forward(self, x):
+                h = self.layer(x)
+                self.calls += 1
+                self.history.append(len(self.history))
+                self.mean = 0.9 * self.mean + 0.1 * h.mean(0)
+                self.passes += 1
+                return h
+
+        s = linear_split(seeded(Counts))
+        s.model.double()
+        mean = s.trunk.mean
+        for step in (1, 2):
+            write_grads(s.model, SplitFG(3)(s, X, Y, generator=generator()))
+            assert (s.trunk.calls, s.trunk.history, s.trunk.passes) == (step, list(range(step)), step)
+        assert s.trunk.mean is mean  # changed in place, for captured steps
+        torch.testing.assert_close(s.trunk.mean, 0.19 * s.trunk.layer(X).detach().mean(0))
+
+    def test_evaluation_mode_changes_nothing_and_draws_nothing(self):
+        s, draws = cut("both"), generator()
+        s.model.eval()
+        estimate = FrozenTrunk()(s, X, Y, generator=draws)
+        assert estimate.forward_state is None
+        assert torch.equal(draws.get_state(), generator().get_state())
+
+    def test_moving_the_model_keeps_track_of_its_buffers(self):
+        s = cut("batch_norm")
+        SplitFG(2)(s, X, Y, generator=generator())
+        s.model.float()  # new tensors
+        before = copy.deepcopy(s.trunk.state_dict())
+        write_grads(s.model, SplitFG(2)(s, X.float(), Y, generator=generator()))
+        assert s.trunk[1].num_batches_tracked == 1
+        assert not torch.equal(s.trunk[1].running_mean, before["1.running_mean"])
+
+    def test_a_copy_of_a_split_works(self):
+        s = cut("both")
+        SplitFG(2)(s, X, Y, generator=generator())
+        twin = copy.deepcopy(s)
+        write_grads(twin.model, SplitFG(2)(twin, X, Y, generator=generator()))
+        assert (s.trunk[1].num_batches_tracked, twin.trunk[1].num_batches_tracked) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "dropout"])
+def test_diagnose_in_training_mode(name):
+    """One mask for all methods: the exact gradient they are compared with has it too."""
+    s = cut(name)
+    found = diagnose(s, X, Y, generator=generator(), draws=30, K=s.count(Role.TRUNK))
+    assert found.methods[0].cosine > 0.6
+    feedback = next(m for m in found.methods if m.method.startswith("LearnedFeedback"))
+    assert feedback.cosine > 0.99
