@@ -1,4 +1,4 @@
-"""Learned feedback against depth, and against the read-out that its maps are measured with."""
+"""Learned feedback against depth, forward passes, and the read-out that its maps are measured with."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ METHODS: dict[str, tuple[str, MethodRecipe, float]] = {
 }
 """Title, method and trunk step scale of every row of the depth table."""
 
+BUDGETS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "learned": (2, (100, 200, 300, 450)),
+    "activity": (9, (150, 300, 2700)),
+    "split_fg": (9, (1200, 2700, 5400)),
+}
+"""Forward passes of a step (a Jacobian-vector product counts as one), and steps, of the table against passes."""
+
 BITS = (3, 4, 5, 6, 8)
 NOISES = (0.02, 0.05, 0.1)
 STEPS = (1.0, 0.3)
@@ -82,6 +89,11 @@ def _presets() -> tuple[Preset, ...]:
         for depth in DEPTHS
         for name, (title, method, rho) in METHODS.items()
     ]
+    for name, (_, budgets) in BUDGETS.items():
+        title, method, rho = METHODS[name]
+        for steps in budgets:
+            config = Feedback(method, steps=steps, rho=rho)
+            made.append(Preset(f"{name}-steps{steps}", f"Otto, 3 layers, {steps:,} steps: {title}", config, _THREE))
     for rate in RATES:
         route = RelayRoute(ProximalRule(rate))
         for step in STEPS:
@@ -111,6 +123,26 @@ def _depth_table() -> Table:
     )
 
 
+def _passes_table() -> Table:
+    ends = [("Frozen trunk, 600 steps", "frozen-depth3"), ("Backprop, 600 steps", "backprop-depth3")]
+    rows = [Row(label, ("600", Cell(preset, "accuracy"))) for label, preset in ends]
+    for name, (passes, budgets) in BUDGETS.items():
+        presets = {steps: f"{name}-steps{steps}" for steps in budgets} | {600: f"{name}-depth3"}
+        rows += [
+            Row(f"{METHODS[name][0]}, {steps:,} steps", (f"{passes * steps:,}", Cell(presets[steps], "accuracy")))
+            for steps in sorted(presets)
+        ]
+    return Table(
+        "feedback-passes",
+        "Otto, 3 layers: held-out accuracy against forward passes, %",
+        ("forward passes", "accuracy"),
+        tuple(rows),
+        "higher",
+        note="A pass runs a batch of 128 rows through the trunk; a Jacobian-vector product counts as one. Backprop's"
+        " backward passes are not counted. Every row is a run of its own, with the rate annealed over its steps.",
+    )
+
+
 def _coarse_table() -> Table:
     readings: list[tuple[str, dict[str, object]]] = [(f"{b} bits", {"bits": b}) for b in BITS]
     readings += [(f"noise of {100 * n:g}%", {"noise": n}) for n in NOISES]
@@ -136,6 +168,6 @@ EXPERIMENT = Experiment(
     source="New here",
     runner="splitfg_lab.experiments.feedback.run:run",
     presets=_presets(),
-    tables=(_depth_table(), _coarse_table()),
+    tables=(_depth_table(), _passes_table(), _coarse_table()),
     figures=(),
 )
