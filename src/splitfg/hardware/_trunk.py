@@ -69,7 +69,7 @@ class DeviceTrunk(ForwardOnlyTrunk):
 
         Raises:
             SplitError: The device does not return what it should.
-            NonFiniteError: A reading is NaN or infinite.
+            NonFiniteError: h is NaN or infinite.
         """
         params = dict(self.named_parameters())
         versions = {name: (id(p), p._version) for name, p in params.items()}
@@ -134,7 +134,7 @@ class DeviceTrunk(ForwardOnlyTrunk):
                     " inputs; choose another tensor to cut at"
                 ]
             )
-        if not bool(torch.isfinite(tensor).all()):
+        if name == self.wiring.h and not bool(torch.isfinite(tensor).all()):
             raise NonFiniteError([f"{name} is not finite: check the inputs, or lower the learning rate"])
         return tensor
 

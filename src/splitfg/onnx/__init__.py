@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from splitfg.onnx._save import save, with_head
     from splitfg.onnx._show import Description, describe
     from splitfg.onnx._trunk import OnnxTrunk, example_model
-    from splitfg.onnx._tuning import Tuning, predict
+    from splitfg.onnx._tuning import Rows, Tuning, fit_head, hidden, predict
 
 __all__ = [
     "Adapter",
@@ -27,10 +27,13 @@ __all__ = [
     "OnnxFile",
     "OnnxRegressor",
     "OnnxTrunk",
+    "Rows",
     "ScaleAndBias",
     "Tuning",
     "describe",
     "example_model",
+    "fit_head",
+    "hidden",
     "inputs_of",
     "predict",
     "save",
@@ -46,10 +49,13 @@ _HOMES = {
     "OnnxFile": "_file",
     "OnnxRegressor": "_estimators",
     "OnnxTrunk": "_trunk",
+    "Rows": "_tuning",
     "ScaleAndBias": "_adapters",
     "Tuning": "_tuning",
     "describe": "_show",
     "example_model": "_trunk",
+    "fit_head": "_tuning",
+    "hidden": "_tuning",
     "inputs_of": "_estimators",
     "predict": "_tuning",
     "save": "_save",

@@ -251,6 +251,8 @@ def _concat(context: Context, node: onnx.NodeProto) -> list[Node] | None:
 @maker("Slice")
 def _slice(context: Context, node: onnx.NodeProto) -> list[Node] | None:
     settings = plain_attributes(node)
+    if not _is_float_tensor(context, node.output[0]):
+        return None
     given = [context.constant(name) if name else None for name in node.input[1:]]
     if any(name and value is None for name, value in zip(node.input[1:], given, strict=True)):
         return None

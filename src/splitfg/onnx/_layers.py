@@ -100,10 +100,11 @@ def _batch_norm(context: Context, node: onnx.NodeProto) -> list[Node] | None:
     scale, bias, mean, variance = (tensor(context.file.constants[name]) for name in node.input[1:5])
     std = (variance + plain_attributes(node).get("epsilon", 1e-5)).sqrt()
     names = dict(zip(("weight", "bias"), node.input[1:3], strict=True))
-    trains = [name for name in names.values() if name in context.trained]
+    stored = all(name in context.file.initializers for name in names.values())
+    trains = [name for name in names.values() if stored and name in context.trained]
     values = {"weight": nn.Parameter(scale, requires_grad=False), "bias": nn.Parameter(bias, requires_grad=False)}
     for own, initializer in names.items():
-        values[own].requires_grad_(initializer in context.trained)
+        values[own].requires_grad_(initializer in trains)
     module = ChannelNorm(values["weight"], values["bias"], mean, std)
     name = names["weight"]
     if trains:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,17 @@ def translate(file: OnnxFile, h: str, trained: Collection[str]) -> tuple[Wiring,
         nodes += _nodes(context, node)
     written = {node.writes for node in nodes} | set(file.inputs)
     nodes = [node for node in nodes if all(name in written for name in node.reads())]
-    return Wiring(tuple(nodes), tuple(file.inputs), h), context
+    return Wiring(_needed(nodes, h), tuple(file.inputs), h), context
+
+
+def _needed(nodes: Sequence[Node], h: str) -> tuple[Node, ...]:
+    """Leave out nodes that h does not depend on, such as computations of shapes."""
+    wanted, kept = {h}, []
+    for node in reversed(nodes):
+        if node.writes in wanted:
+            kept.append(node)
+            wanted.update(node.reads())
+    return tuple(reversed(kept))
 
 
 def needed(file: OnnxFile, h: str) -> list[onnx.NodeProto]:

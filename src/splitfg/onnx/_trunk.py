@@ -39,6 +39,7 @@ class OnnxTrunk(DeviceTrunk):
     Attributes:
         file: The graph.
         cut: Name of h.
+        loose: Names of parameters that belong to functions, not to layers.
 
     Raises:
         SplitError: If the file cannot be read or run, or nothing matches.
@@ -77,6 +78,7 @@ class OnnxTrunk(DeviceTrunk):
         super().__init__(OnnxDevice(opened, context.weights, threads), wiring, context.loose)
         self.file, self.cut = opened, h
         self._adapters, self._sites = adapters, tuple(sites)
+        self.loose = tuple(context.loose)
 
     @property
     def engine(self) -> OnnxDevice:
