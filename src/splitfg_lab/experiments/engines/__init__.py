@@ -21,8 +21,8 @@ METHODS = {
 
 SCRATCH = {"digits": "digits", "otto": "Otto"}
 EXPORTED = {"digits-torch": "torch.onnx, digits", "digits-sklearn": "skl2onnx, digits"}
-PRETRAINED = {"rapidocr": "rapidocr's MobileNet, digits", "magika": "magika, mixed texts"}
-"""Networks with their titles: made here, exported by other libraries, and pretrained ones from packages."""
+PRETRAINED = {"rapidocr": "rapidocr's MobileNet, digits"}
+"""Networks with their titles: made here, exported by other libraries, and a pretrained one from a package."""
 
 GOALS = {"digits": 90.0, "otto": 70.0}
 """Accuracies in % to which inferences are counted."""
@@ -78,7 +78,12 @@ _THREE = (0, 1, 2)
 
 def _scratch() -> list[Preset]:
     return [
-        Preset(f"{network}-{method}", f"{label}: {title}", Engines(network, method, rho=_RHO.get(method, 1.0)), _THREE)
+        Preset(
+            f"{network}-{method}",
+            f"{label}: {title}",
+            Engines(network, method, rho=_RHO.get(method, 1.0)),
+            (0,) if "K = 8" in title else _THREE,
+        )
         for network, label in SCRATCH.items()
         for method, title in METHODS.items()
     ]
@@ -86,15 +91,14 @@ def _scratch() -> list[Preset]:
 
 def _exported() -> list[Preset]:
     return [
-        Preset(f"{network}-{method}", f"{label}: {METHODS[method]}", Engines(network, method, steps=300), _THREE)
+        Preset(f"{network}-{method}", f"{label}: {METHODS[method]}", Engines(network, method, steps=300), _THREE[:2])
         for network, label in EXPORTED.items()
         for method in ("backprop", "learned_feedback", "head")
     ]
 
 
 def _tuned(network: str, method: str, **more: object) -> Engines:
-    small = {"rapidocr": (150, 32), "magika": (40, 16)}[network]
-    settings: dict[str, object] = {"K": 4, "steps": small[0], "batch": small[1], "lr": 1e-3} | more
+    settings: dict[str, object] = {"K": 4, "steps": 80, "batch": 32, "lr": 1e-3} | more
     return Engines(network, method, **settings)  # type: ignore[arg-type]
 
 
@@ -105,8 +109,6 @@ def _pretrained() -> list[Preset]:
     made = []
     for network, label in PRETRAINED.items():
         for method in ("head", "learned_feedback", "activity", "weights", "backprop"):
-            if network == "magika" and method in ("activity", "weights", "backprop"):
-                continue
             rho = {"weights": 0.1, "activity": 0.3}.get(method, 1.0)
             config = _tuned(network, method, rho=rho)
             made.append(Preset(f"{network}-{method}", f"{label}: {METHODS[method].replace('8', '4')}", config))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,12 +21,7 @@ from splitfg_lab.data import data_digest
 from splitfg_lab.experiments.engines import PRETRAINED
 from splitfg_lab.experiments.tabular.run import load_fold
 
-_FILES = {
-    "rapidocr": ("ch_ppocr_mobile_v2.0_cls_infer.onnx", "rapidocr-onnxruntime 1.4.4"),
-    "magika": ("model.onnx", "magika 1.0.3, models/standard_v3_3"),
-}
-_BASES = (8, 9, 10, 11, 12, 13)
-_LENGTH = 2048
+_FILES = {"rapidocr": ("ch_ppocr_mobile_v2.0_cls_infer.onnx", "rapidocr-onnxruntime 1.4.4")}
 
 
 @dataclass(frozen=True)
@@ -61,8 +55,6 @@ def load_problem(network: str, seed: int) -> Problem:
         model = example_model((fold.x.shape[1], 128, 128, 128, fold.classes), seed)
         train, test = Rows((fold.x,), fold.y), Rows((fold.test_x,), fold.test_y)
         return Problem(model, train, test, fold.classes, {"otto": data_digest("otto")})
-    if network == "magika":
-        return _pretrained(network, *_divided(*_numbers(), train=600), len(_BASES))
     x, y = _digits()
     if network == "rapidocr":
         size = (48, 48)
@@ -123,22 +115,6 @@ def _from_sklearn(seed: int) -> bytes:
         fitted = MLPClassifier((64, 32), max_iter=30, random_state=seed).fit(train.x[0].numpy(), train.y.numpy() % 2)
         made: bytes = to_onnx(fitted, train.x[0][:1].numpy(), options={"zipmap": False}).SerializeToString()
     return made
-
-
-def _numbers(count: int = 900) -> tuple[Tensor, Tensor]:
-    """Texts of random numbers in bases from 8 to 13, as magika reads them: bytes, the class is the base."""
-    rng = np.random.default_rng(0)
-    symbols = np.frombuffer(b"0123456789abc", np.uint8)
-    labels = rng.integers(0, len(_BASES), count)
-    texts = np.empty((count, _LENGTH), np.int32)
-    for row, label in enumerate(labels):
-        digits = symbols[rng.integers(0, _BASES[label], _LENGTH)].astype(np.int32)
-        digits[rng.random(_LENGTH) < 0.2] = ord(" ")
-        # symbols change places in every text, so that a class is the number of symbols, not a symbol
-        shuffled = np.arange(256)
-        shuffled[symbols] = rng.permutation(symbols)
-        texts[row] = shuffled[digits]
-    return torch.tensor(texts), torch.tensor(labels)
 
 
 def _pretrained(network: str, train: Rows, test: Rows, classes: int) -> Problem:
