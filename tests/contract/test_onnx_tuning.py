@@ -1,6 +1,8 @@
 """Tuning ONNX files: adapters, int8 graphs, scikit-learn's contract, saved files."""
 
+import io
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,13 @@ import onnxruntime as ort
 import pytest
 import torch
 from _onnx_graphs import convolutional, model, random
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from skl2onnx import to_onnx
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
+from sklearn.neural_network import MLPClassifier
 from torch import nn
 
 import splitfg
@@ -245,3 +249,88 @@ class TestInt8:
     def test_int8_weights_without_adapters_raise_with_the_cure(self, quantised):
         with pytest.raises(splitfg.SplitError, match="adapters"):
             OnnxTrunk(quantised, train="*fc*")
+
+
+class TestOtherFiles:
+    def test_half_precision(self, tmp_path):
+        made = onnx.load_from_string(example_model((4, 16, 8, 3)))
+        for tensor in made.graph.initializer:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        for info in (*made.graph.input, *made.graph.output):
+            info.type.tensor_type.elem_type = TensorProto.FLOAT16
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((200, 4)).astype(np.float32)
+        y = (x[:, 0] > x[:, 1]).astype(int)
+        tuned = OnnxClassifier(made.SerializeToString(), steps=30, learning_rate=1e-2, random_state=0).fit(x, y)
+        assert tuned.score(x, y) > 0.85
+        tuned.save(tmp_path / "half.onnx")
+        saved = onnx.load(tmp_path / "half.onnx")
+        kinds = {t.name: t.data_type for t in saved.graph.initializer}
+        assert kinds["0.weight"] == TensorProto.FLOAT16
+        found = plain_outputs(tmp_path / "half.onnx", x.astype(np.float16))
+        np.testing.assert_allclose(found, tuned.decision_function(x), rtol=1e-2, atol=1e-2)
+
+    def test_a_network_that_torch_exports(self):
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(64, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 10),
+        ).eval()  # fmt: skip
+        written = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                network, (torch.zeros(2, 1, 8, 8),), written, dynamo=False, opset_version=17,
+                input_names=["x"], dynamic_axes={"x": {0: "rows"}},
+            )  # fmt: skip
+        trunk, x = OnnxTrunk(written.getvalue(), threads=1), torch.randn(5, 1, 8, 8)
+        torch.testing.assert_close(trunk(x), network[:-1](x).detach(), rtol=1e-4, atol=1e-5)
+        assert {"5.weight", "5.bias", "6.weight", "6.bias"} <= dict(trunk.named_parameters()).keys()
+        assert trunk.problems((x,)) == []
+
+    def test_a_network_that_scikit_learn_exports(self, digits):
+        x, y = digits
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fitted = MLPClassifier((16, 8), max_iter=3, random_state=0).fit(x, y % 2)
+            exported = to_onnx(fitted, x[:1], options={"zipmap": False})
+        trunk = OnnxTrunk(exported.SerializeToString(), threads=1)
+        hidden = np.maximum(x[:4] @ fitted.coefs_[0] + fitted.intercepts_[0], 0)
+        hidden = np.maximum(hidden @ fitted.coefs_[1] + fitted.intercepts_[1], 0)
+        np.testing.assert_allclose(trunk(torch.tensor(x[:4])).numpy(), hidden, rtol=1e-4, atol=1e-5)
+        assert {n for n, p in trunk.named_parameters() if p.requires_grad} == {
+            *("coefficient.weight", "coefficient1.weight", "intercepts", "intercepts1")
+        }
+
+    def test_a_cut_that_mixes_rows_raises(self):
+        rng, node = np.random.default_rng(0), helper.make_node
+        nodes = [
+            node("Gemm", ["x", "w", "b"], ["z"]),
+            node("Reshape", ["z", "shape"], ["flat"]),
+            node("Relu", ["flat"], ["h"]),
+        ]
+        weights = {"w": random(rng, 4, 6), "b": random(rng, 6), "shape": np.array([1, -1])}
+        source = model(nodes, weights, {"x": ["n", 4]}, {"h": [1, "m"]})
+        x = rng.standard_normal((20, 4)).astype(np.float32)
+        with pytest.raises(splitfg.SplitError, match="one row per row"):
+            OnnxClassifier(source, cut="h").fit(x, np.arange(20) % 2)
+
+    def test_outputs_that_are_not_finite_raise(self):
+        x = np.full((20, 4), 1e38, np.float32)
+        with pytest.raises(splitfg.NonFiniteError, match="not finite"):
+            OnnxClassifier(example_model((4, 64, 64, 2))).fit(x, np.arange(20) % 2)
+
+    def test_an_older_opset_and_weights_in_constant_nodes(self):
+        rng, node = np.random.default_rng(0), helper.make_node
+        stored = {"w": random(rng, 4, 6), "b": random(rng, 6), "v": random(rng, 6, 2)}
+        nodes = [
+            *(node("Constant", [], [n], value=numpy_helper.from_array(w)) for n, w in stored.items()),
+            node("Gemm", ["x", "w", "b"], ["z"]),
+            node("Clip", ["z"], ["h"], min=-1.0, max=1.0),
+            node("MatMul", ["h", "v"], ["y"]),
+        ]
+        trunk = OnnxTrunk(model(nodes, {}, {"x": ["n", 4]}, {"y": ["n", 2]}, opset=9, ir_version=3))
+        x = torch.randn(5, 4)
+        expected = (x @ torch.tensor(stored["w"]) + torch.tensor(stored["b"])).clamp(-1, 1)
+        torch.testing.assert_close(trunk(x), expected)
+        assert [n for n, _ in trunk.named_parameters()] == ["w.weight", "w.bias"]

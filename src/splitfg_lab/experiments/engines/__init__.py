@@ -73,7 +73,6 @@ class Engines:
 
 
 _RHO = {"weights": 0.3, "evolution": 0.3}
-_THREE = (0, 1, 2)
 
 
 def _scratch() -> list[Preset]:
@@ -82,7 +81,7 @@ def _scratch() -> list[Preset]:
             f"{network}-{method}",
             f"{label}: {title}",
             Engines(network, method, rho=_RHO.get(method, 1.0)),
-            (0,) if "K = 8" in title else _THREE,
+            (0, 1) if method in ("learned_feedback", "backprop") else (0,),
         )
         for network, label in SCRATCH.items()
         for method, title in METHODS.items()
@@ -91,7 +90,7 @@ def _scratch() -> list[Preset]:
 
 def _exported() -> list[Preset]:
     return [
-        Preset(f"{network}-{method}", f"{label}: {METHODS[method]}", Engines(network, method, steps=300), _THREE[:2])
+        Preset(f"{network}-{method}", f"{label}: {METHODS[method]}", Engines(network, method, steps=300))
         for network, label in EXPORTED.items()
         for method in ("backprop", "learned_feedback", "head")
     ]
@@ -136,7 +135,6 @@ def _analog() -> list[Preset]:
             f"analog-{name}",
             f"Otto on a simulated analog device, {name}: learned feedback",
             Engines("otto", "learned_feedback", "analog", **how),  # type: ignore[arg-type]
-            _THREE[:2],
         )
         for name, how in _analog_settings().items()
     ]
