@@ -177,3 +177,46 @@ def test_a_batch_without_target():
     s = split(seeded(Pair), output=lambda returned: returned["logits"])
     with pytest.raises(SplitError, match=r"no target.*'labels'"):
         s.unpack({"left": torch.randn(5, 3)})
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("chunk", [1, None])
+def test_compiled_attention_has_tangents(chunk):
+    s, estimator = split(seeded(Attention)), SplitFG(K=K, engine=ForwardMode(chunk=chunk))
+    x, y = torch.randn(2, 5, 8), torch.zeros(2, 5, dtype=torch.long)
+    expected = estimator(s, x, y, generator=generator())
+    compiled = estimator.compiled(s, lambda f: torch.compile(f, fullgraph=True, dynamic=False, backend="aot_eager"))
+    found = compiled[1](compiled[0], x, y, generator=generator())
+    torch.testing.assert_close(found.stats.scores, expected.stats.scores)
+
+
+def test_a_narrow_trunk_under_a_wide_head():
+    """The model casts h itself; both parts keep their own dtype."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 8).bfloat16(), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.body(x).tanh().float())
+
+    model = seeded(Mixed)
+    s, x, y = split(model), torch.randn(32, 6).bfloat16(), torch.arange(32) % 3
+    nn.functional.cross_entropy(model(x), y).backward()
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    found = SplitFG(K=K)(s, x, y, generator=generator())
+    assert {n: g.dtype for n, g in found.grads.items()} == {n: p.dtype for n, p in model.named_parameters()}
+    torch.testing.assert_close(found.grads["head.weight"], grads["head.weight"])
+    assert relative(found.stats.scores, s.trunk_params(), grads) <= 0.02
+    with pytest.raises(SplitError, match=r"one dtype.*SplitFG"):
+        ForwardGradient(K=K)(s, x, y, generator=generator())

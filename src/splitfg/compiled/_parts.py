@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from splitfg.compiled._recorder import Compile
 from splitfg.heads import Head, LinearHead, OutputLoss, RowData, RowEntries
@@ -78,7 +79,8 @@ class CompiledEngine:
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Return ``h`` and ``dh``."""
-        pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
+        with sdpa_kernel(SDPBackend.MATH):  # outside, where the compiler reads it: fused kernels have no rule
+            pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
         return pushed
 
 
