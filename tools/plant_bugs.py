@@ -424,17 +424,17 @@ BUGS = (
         ("tests/contract/test_parallel_pull.py::test_equal_blocks_share_compiled_code_and_none_of_their_values",),
     ),
     Bug(
-        "line search: the step before left in the descent",
+        "line search: the step does not wait",
         "learners/line_search.py",
-        'descent = (slope.descent + state["rho"] * curvature) / factor',
-        "descent = slope.descent / factor",
-        (f"{SEARCH}::test_the_step_before_is_taken_back_out_of_the_descent",),
+        "params[n].copy_(before[n])",
+        "pass",
+        (f"{SEARCH}::test_finds_the_step_that_minimises_a_quadratic",),
     ),
     Bug(
         "line search: curvature of a shortened step",
         "learners/line_search.py",
-        "curvature = curvature / factor**2",
-        "curvature = curvature / factor",
+        "slope.curvature.clamp_min(0) / factor**2",
+        "slope.curvature.clamp_min(0) / factor",
         (f"{SEARCH}::test_a_schedules_factor_does_not_change_rho",),
     ),
     Bug(

@@ -49,55 +49,51 @@ def test_finds_the_step_that_minimises_a_quadratic():
     s, x, y = linear_problem()
     search = LineSearch(beta=0.0, cap=1e9)
     learner = GradientLearner(s, Backprop(), SGD(lr=1e-3).build(s), max_norm=None, line_search=search)
-    assert search.rho == 0
     before = {n: p.clone() for n, p in s.model.named_parameters()}
     learner.step(x, y, generator=generator())
-    assert all(torch.equal(p, before[n]) for n, p in s.model.named_parameters())  # nothing is known yet
+    assert all(torch.equal(p, before[n]) for n, p in s.model.named_parameters())  # the step waits
     g = exact(s, x, y, criterion=lambda outputs, y: _squared(s, x, y, outputs))
-    learner.step(x, y, generator=generator())
-    # along -lr g the exact minimiser of the quadratic
-    slope = slope_along(_at(s, before), x, y, {n: -1e-3 * g[n] for n in s.trunk_params()})
+    fresh_x, fresh_y = noise(64, 3, seed=8), noise(64, 2, seed=9)
+    slope = slope_along(s, fresh_x, fresh_y, {n: -1e-3 * g[n] for n in s.trunk_params()})
+    search.advance(s, fresh_x, fresh_y)
     torch.testing.assert_close(search.rho, slope.descent / slope.curvature)
+    for n, p in s.trunk_params().items():
+        torch.testing.assert_close(p, before[n] - 1e-3 * search.rho * g[n])
+    # at the minimum along the direction there is nothing left to descend
+    left = slope_along(s, fresh_x, fresh_y, {n: g[n] for n in s.trunk_params()})
+    assert abs(left.descent) < 1e-10
 
 
 def _squared(s, x, y, outputs):
     return s.head.output_loss.summed(outputs, y) / s.head.normaliser(s.h(x), y)
 
 
-def _at(s, values):
-    with torch.no_grad():
-        for n, p in s.model.named_parameters():
-            p.copy_(values[n])
-    return s
-
-
-def test_the_step_before_is_taken_back_out_of_the_descent():
-    """On a quadratic with a fixed direction, rho stays the same although each step has already moved there."""
-    s, x, y = linear_problem()
-    search = LineSearch(beta=0.0, cap=0.5)
-    learner = GradientLearner(s, Backprop(), SGD(lr=1e-3).build(s), max_norm=None, line_search=search)
-    learner.step(x, y, generator=generator())
-    g = exact(s, x, y, criterion=lambda outputs, y: _squared(s, x, y, outputs))
-    d = {n: -1e-3 * g[n] for n in s.trunk_params()}
-    start = slope_along(s, x, y, d)
-    learner.step(x, y, generator=generator())  # moves by cap * D, D = d
-    search.measure(s, x, y)
-    torch.testing.assert_close(search.state_dict()["descent"], start.descent)
-    torch.testing.assert_close(search.state_dict()["curvature"], start.curvature)
-
-
 def test_scales_the_trunk_alone_and_keeps_to_its_cap():
     s, x, y = problem()
     search = LineSearch(cap=0.25)
     learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
-    learner.step(x, y, generator=generator())
     before = {n: p.clone() for n, p in s.model.named_parameters()}
     g = exact(s, x, y)
-    stats = learner.step(x, y, generator=generator())
-    assert stats.metrics["rho"] == 0.25
+    learner.step(x, y, generator=generator())
+    search.advance(s, x, y)
+    assert search.rho == 0.25
     for n, p in s.model.named_parameters():
         scale = 0.25 if n in s.trunk_params() else 1.0
         torch.testing.assert_close(p, before[n] - 0.1 * scale * g[n])
+
+
+def test_a_direction_that_does_not_descend_is_not_taken():
+    s, x, y = problem()
+    search = LineSearch(beta=0.0)
+    learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
+    learner.step(x, y, generator=generator())
+    for name, step in search.state_dict().items():
+        if name.startswith("step/"):
+            step.neg_()
+    before = {n: p.clone() for n, p in s.trunk_params().items()}
+    search.advance(s, x, y)
+    assert search.rho == 0
+    assert all(torch.equal(p, before[n]) for n, p in s.trunk_params().items())
 
 
 def test_a_schedules_factor_does_not_change_rho():
@@ -105,7 +101,7 @@ def test_a_schedules_factor_does_not_change_rho():
 
     def found(schedule):
         s, x, y = problem()
-        search = LineSearch(beta=0.0, cap=1e-9)  # so short that the parameters stay
+        search = LineSearch(beta=0.0, cap=1e-9)  # so short that the trunk stays
         for p in s.head.parameters():
             p.requires_grad_(False)
         optimizer = SGD(lr=0.1).build(s)

@@ -106,10 +106,10 @@ class GradientLearner:
         return stats
 
     def around_step(self) -> AbstractContextManager[None]:
-        """Return a context for the optimizer's step, which scales the trunk's part of it if there is a line search."""
+        """Return a context for the optimizer's step, which a line search takes the trunk's part out of."""
         if self.line_search is None:
             return nullcontext()
-        return self.line_search.scaled(self.split, self.update.optimizer.optimizer)
+        return self.line_search.waiting(self.split, self.update.optimizer.optimizer)
 
     def with_compiled(self, compile_: Compile) -> GradientLearner:
         """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""
@@ -124,7 +124,7 @@ class GradientLearner:
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         before = _inferences(self.split)
         if self.line_search is not None:
-            self.line_search.measure(self._searched, *self.split.interface.unpacked(x, y))
+            self.line_search.advance(self._searched, *self.split.interface.unpacked(x, y))
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)

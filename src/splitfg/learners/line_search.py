@@ -73,16 +73,15 @@ def slope_along(split: Split, x: Inputs, y: Target, direction: Params, *, engine
 class LineSearch:
     """Scales the trunk's update by the step that minimises the loss along it, averaged over steps.
 
-    The optimizer takes its step at the head's learning rate (build it with rho = 1); with D the trunk's part of that
-    step, the trunk moves by rho D instead. Every batch first measures the loss along the update of the step before,
-    which did not see this batch: with the descent d and the Gauss-Newton curvature c of :func:`slope_along`,
+    The optimizer steps at the head's learning rate (build it with rho = 1); D is the trunk's part of that step,
+    without the schedule's factor. The trunk waits for the next batch, which D does not depend on, and then moves by
+    rho D. With the descent d and the Gauss-Newton curvature c of that batch along D, by :func:`slope_along`,
 
         rho = min(cap, E[d] / E[c]),
 
-    with running means E. The step before has moved the parameters by rho' D already, and so its descent by
-    -rho' c, which is added back. A negative rho is zero. A schedule's factor multiplies the trunk's step as before.
+    with running means E; a negative rho is zero. The factor of a schedule multiplies the trunk's step as before.
 
-    One Jacobian-vector product a step; no backward pass.
+    One Jacobian-vector product a step; no backward pass. The last step of a training waits for ever.
 
     Args:
         beta: Decay rate of the running means.
@@ -117,38 +116,36 @@ class LineSearch:
         """The scale of the next step; zero before the first measurement."""
         return self._state.get("rho", torch.zeros(()))
 
-    def measure(self, split: Split, x: Inputs, y: Target) -> None:
-        """Measure a batch along the step before, and set rho."""
+    def advance(self, split: Split, x: Inputs, y: Target) -> None:
+        """Measure a batch along the waiting step, set rho, and take the step."""
         state, names = self._prepared(split), self._names(split)
         slope = slope_along(split, x, y, {n: state[f"step/{n}"] for n in names}, engine=self.engine)
         factor = state["factor"]
-        curvature = slope.curvature.clamp_min(0)
-        descent = (slope.descent + state["rho"] * curvature) / factor
-        curvature = curvature / factor**2
-        for name, value in (("descent", descent), ("curvature", curvature)):
+        found = {"descent": slope.descent / factor, "curvature": slope.curvature.clamp_min(0) / factor**2}
+        for name, value in found.items():
             state[name].lerp_(value.to(state[name].dtype), 1 - self.beta)
-        tiny = torch.finfo(curvature.dtype).tiny
-        rho = state["descent"] / state["curvature"].clamp_min(tiny)
+        rho = state["descent"] / state["curvature"].clamp_min(torch.finfo(factor.dtype).tiny)
         state["rho"].copy_(rho.clamp(0, self.cap))
-
-    @contextmanager
-    def scaled(self, split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Scale the trunk's part of the optimizer's step that the body takes."""
-        state, params = self._prepared(split), dict(split.model.named_parameters())
-        names = self._names(split)
+        params = dict(split.model.named_parameters())
         with torch.no_grad():
             for n in names:
-                state[f"step/{n}"].copy_(params[n])
+                params[n].addcmul_(state["rho"].to(params[n].dtype), state[f"step/{n}"])
+
+    @contextmanager
+    def waiting(self, split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Take the trunk's part out of the optimizer's step in the body, and keep it for the next batch."""
+        state, params = self._prepared(split), dict(split.model.named_parameters())
+        names = self._names(split)
+        before = {n: params[n].detach().clone() for n in names}
         yield
         with torch.no_grad():
             for n in names:
-                before, p = state[f"step/{n}"].clone(), params[n]
-                torch.sub(p, before, out=state[f"step/{n}"])
-                p.copy_(before + state["rho"] * state[f"step/{n}"])
+                torch.sub(params[n], before[n], out=state[f"step/{n}"])
+                params[n].copy_(before[n])
             state["factor"].copy_(_factor(optimizer, params[names[0]]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return rho, the running means and the step before."""
+        """Return rho, the running means and the waiting step."""
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -126,13 +126,15 @@ class MethodRecipe(TableMethod):
     @final
     def table_learner(self, recipe: TableRecipe, shape: TableShape, generator: torch.Generator) -> Learner:
         """Build a gradient learner on the network of the recipe."""
-        from splitfg.learners import GradientLearner
+        from splitfg.learners import GradientLearner, LineSearch
         from splitfg.splitting import Split
 
         network = recipe.network
         trunk = (network.plain_trunk if self.plain_trunk else network.trunk)(shape.features, generator)
         split = Split(trunk, network.build_head(shape, generator))
-        return GradientLearner(split, self.build(), recipe.optimizer.build(split, rho=recipe.rho), max_norm=recipe.clip)
+        optimizer = recipe.optimizer.build(split, rho=recipe.rho)
+        search = LineSearch() if recipe.adaptive else None
+        return GradientLearner(split, self.build(), optimizer, max_norm=recipe.clip, line_search=search)
 
 
 @dataclass(frozen=True)

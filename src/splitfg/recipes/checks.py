@@ -28,6 +28,11 @@ def rho_problems(rho: float) -> list[str]:
     return [f"rho must be in (0, 1], got {rho}: for an untrained trunk choose FrozenMethod"]
 
 
+def adaptive_problems(adaptive: bool, rho: float) -> list[str]:
+    """List the problems of a line search for the trunk step scale."""
+    return [f"a line search finds rho, so rho must be 1, got {rho}"] if adaptive and rho != 1 else []
+
+
 def warmup_problems(warmup: int, total: int) -> list[str]:
     """List the problems of a warmup within ``total`` steps."""
     return [] if 0 <= warmup < total else [f"warmup must be in [0, {total}), the schedule's steps, got {warmup}"]

@@ -13,7 +13,7 @@ from splitfg.errors import raise_if
 from splitfg.recipes._methods import TableMethod
 from splitfg.recipes._optimizers import Adam
 from splitfg.recipes._registry import Recipe, recipes
-from splitfg.recipes.checks import below
+from splitfg.recipes.checks import adaptive_problems, below
 
 if TYPE_CHECKING:
     import torch
@@ -222,6 +222,7 @@ class TableRecipe:
         optimizer: The optimizer.
         rho: Trunk step scale.
         clip: Joint clipping bound.
+        adaptive: Let a line search find the trunk step scale, for gradient methods; rho must be 1.
 
     Example:
         >>> import torch
@@ -236,6 +237,10 @@ class TableRecipe:
     optimizer: Adam
     rho: float = 1.0
     clip: float = 1.0
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        raise_if(adaptive_problems(self.adaptive, self.rho))
 
     def build(self, shape: TableShape, generator: torch.Generator) -> Learner:
         """Build the learner, on the generator's device.

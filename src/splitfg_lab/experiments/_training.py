@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from splitfg import CosineWithWarmup, GradientLearner, Split
+from splitfg import CosineWithWarmup, GradientLearner, LineSearch, Split
 from splitfg.compiled import Compile, whole
 from splitfg.learners.hopfield import HopfieldReadout
 from splitfg.numerics import norm
@@ -51,6 +51,10 @@ class Training(Protocol):
         """Whether to clip trunk and head separately."""
 
     @property
+    def adaptive(self) -> bool:
+        """Whether a line search finds the trunk step scale."""
+
+    @property
     def steps(self) -> int:
         """Optimizer steps."""
 
@@ -77,6 +81,7 @@ def gradient_learner(config: Training, split: Split, *, horizon: int, run: RunCo
         schedule=CosineWithWarmup(horizon, config.warmup),
         max_norm=config.max_norm,
         clip_apart=config.clip_apart,
+        line_search=LineSearch() if config.adaptive else None,
     )
 
 

@@ -23,4 +23,5 @@ EXPERIMENT = Experiment(
     figures=figures(),
     smoke=SMOKE,
     headlines=headlines(),
+    earlier=(("adaptive", False),),
 )

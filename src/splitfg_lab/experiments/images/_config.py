@@ -13,7 +13,7 @@ from splitfg.recipes import (
     HopfieldMethod,
     TableMethod,
 )
-from splitfg.recipes.checks import below, not_positive, rho_problems, warmup_problems
+from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
 from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 
 FULL = 23_437
@@ -39,6 +39,7 @@ class ImageTraining:
         batch: Images per step.
         max_norm: Clipping bound.
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
+        adaptive: Let a line search find the trunk's step scale; rho must be 1.
         evaluations: Full passes over the test images.
         checkpoints: How often a run is saved.
         matmul: float32 products and convolutions on a GPU: ``high`` allows TF32.
@@ -57,6 +58,7 @@ class ImageTraining:
     batch: int = 128
     max_norm: float = 1.0
     clip_apart: bool = False
+    adaptive: bool = False
     evaluations: int = 20
     checkpoints: int = 2
     matmul: Literal["high", "highest"] = "high"
@@ -64,6 +66,7 @@ class ImageTraining:
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
+        found += adaptive_problems(self.adaptive, self.rho)
         if not isinstance(self.method, HopfieldMethod):
             found += warmup_problems(self.warmup, self.horizon)
         raise_if(found)

@@ -157,7 +157,7 @@ def presets() -> tuple[Preset, ...]:
     """Return all presets, each name once."""
     made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
     made += [p for s in SETTINGS for p in (*_screening(s), *_longer(s))]
-    made += [*_feedback()]
+    made += [*_feedback(), *_adaptive()]
     return tuple({p.name: p for p in made}.values())
 
 
@@ -210,6 +210,26 @@ def _feedback() -> Iterator[Preset]:
     for setting in SETTINGS:
         config = setting.training(LearnedFeedbackMethod(), setting.backbone)
         yield _full(setting, "learned", "learned feedback, whole network", config)
+
+
+ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
+    "split_fg": ("Split-FG, K = 4", SplitFGMethod(4)),
+    "k64": ("Split-FG, K = 64", SplitFGMethod(64)),
+    "direct": ("direct path", DirectPathMethod()),
+    "learned": ("learned feedback", LearnedFeedbackMethod()),
+}
+"""Methods whose trunk step a line search finds, by a part of a preset's name."""
+
+
+def adaptive(name: str) -> str:
+    """Return the name of a preset with a line search."""
+    return f"flat-{name}-adaptive"
+
+
+def _adaptive() -> Iterator[Preset]:
+    for name, (title, method) in ADAPTIVE.items():
+        config = replace(CIFAR10.ablation(method), adaptive=True)
+        yield Preset(adaptive(name), f"CIFAR-10, flat head, 6,000 steps: {title}, line search", config)
 
 
 def _screening(setting: ImageSetting) -> Iterator[Preset]:

@@ -13,7 +13,7 @@ from splitfg.recipes import (
     MethodRecipe,
     Muon,
 )
-from splitfg.recipes.checks import below, not_positive, rho_problems, warmup_problems
+from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
 
 EPOCH = 232_588
 """Steps of one epoch: 930,352 windows of 128 tokens, four a step."""
@@ -103,6 +103,7 @@ class Language:
         batch: Windows per step B; step i reads windows Bi to Bi + B - 1.
         max_norm: Clipping bound.
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
+        adaptive: Let a line search find the trunk's step scale; rho must be 1.
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
         tied: How the token table serves as lookup: ``exclude`` reads the current table and leaves it out of the
@@ -124,6 +125,7 @@ class Language:
     batch: int = 4
     max_norm: float = 1.0
     clip_apart: bool = False
+    adaptive: bool = False
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include", "fixed"] = "exclude"
@@ -136,6 +138,7 @@ class Language:
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch", "block") + not_positive(self, "max_norm") + rho_problems(self.rho)
+        found += adaptive_problems(self.adaptive, self.rho)
         if isinstance(self.method, MethodRecipe):
             found += warmup_problems(self.warmup, self.steps)
         raise_if(found)

@@ -133,6 +133,18 @@ def epsilon(name: str, eps: float) -> str:
     return known.get((name, eps), f"{name}-eps{eps:g}-10")
 
 
+ADAPTIVE: dict[str, tuple[str, MethodRecipe, str]] = {
+    "split_fg-k4": ("Split-FG, K = 4", SplitFGMethod(4), "exclude"),
+    **{name: (RUNGS[name].title, RUNGS[name].method, "include") for name in ("maps", "pull-maps", "learned", "tuned")},
+}
+"""Methods whose trunk step a line search finds."""
+
+
+def adaptive(name: str) -> str:
+    """Return the name of a preset with a line search, with the 10% budget."""
+    return f"{name}-adaptive-10"
+
+
 def ladder_presets() -> Iterator[Preset]:
     """Yield all presets of the ladder; earlier presets of the same name come first."""
     for name, found in RUNGS.items():
@@ -141,6 +153,11 @@ def ladder_presets() -> Iterator[Preset]:
                 yield _preset(name, found, rho, budget)
     yield from _sized()
     yield from _epsilons()
+    for name, (title, method, tied) in ADAPTIVE.items():
+        eps = RUNGS[name].eps if name in RUNGS else 1e-8
+        searched = Language(method, Adam(lr=LR, eps=eps), adaptive=True)
+        searched = replace(searched, tied="include" if tied == "include" else "exclude")
+        yield Preset(adaptive(name), f"{title}, line search, 10% budget", _short(searched, TENTH))
     decayed = replace(_config(RUNGS["tuned"], 0.3), optimizer=AdamW(lr=LR, eps=1e-6))
     yield Preset("tuned-adamw-10", "Backprop, AdamW, eps 1e-06, rho = 0.3, 10% budget", _short(decayed, TENTH))
 

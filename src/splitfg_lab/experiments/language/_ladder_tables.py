@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from splitfg_lab.experiments.language._ladder import (
+    ADAPTIVE,
     CONTROLS,
     EPSILONS,
     LONGER,
@@ -10,6 +11,7 @@ from splitfg_lab.experiments.language._ladder import (
     SIZED,
     SIZED_RHOS,
     SIZES,
+    adaptive,
     epsilon,
     rung,
     sized,
@@ -83,15 +85,29 @@ def _by_rho(corpus: str) -> Table:
     rhos = tuple(sorted(rhos))
     rows = [
         Row(
+            "Split-FG, K = 4",
+            (
+                *(Cell(f"split_fg-k4-rho{r:g}-10", "val_ppl") if r != 0.06 else None for r in rhos),
+                _searched("split_fg-k4"),
+            ),
+        )
+    ]
+    rows += [
+        Row(
             found.title,
-            tuple(Cell(rung(name, rho), "val_ppl") if rho in found.rhos else None for rho in rhos),
+            (*(Cell(rung(name, rho), "val_ppl") if rho in found.rhos else None for rho in rhos), _searched(name)),
         )
         for name, found in RUNGS.items()
     ]
-    rows.append(Row("Backprop, AdamW", tuple(Cell("tuned-adamw-10", "val_ppl") if r == 0.3 else None for r in rhos)))
-    columns = tuple(f"rho = {rho:g}" for rho in rhos)
+    decayed = (Cell("tuned-adamw-10", "val_ppl") if rho == 0.3 else None for rho in rhos)
+    rows.append(Row("Backprop, AdamW", (*decayed, None)))
+    columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search")
     title = "The ladder by trunk step scale, 10% budget: validation perplexity"
     return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=corpus)
+
+
+def _searched(name: str) -> Cell | None:
+    return Cell(adaptive(name), "val_ppl") if name in ADAPTIVE else None
 
 
 def _by_budget(corpus: str) -> Table:

@@ -18,5 +18,6 @@ EXPERIMENT = Experiment(
     tables=tables(),
     figures=figures(),
     headlines=headlines(),
+    earlier=(("adaptive", False),),
     no_checkpoints=("*-linear", "*-sklearn_mlp", "*-boosting"),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from splitfg.errors import raise_if
 from splitfg.recipes import Adam, TableMethod
-from splitfg.recipes.checks import below, not_positive, rho_problems
+from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems
 from splitfg.recipes.tables import Network, NetworkRecipe
 
 FOLDS = 5
@@ -29,6 +29,7 @@ class Tabular:
         optimizer: How gradients become steps.
         rho: Trunk step scale.
         clip: Joint clipping bound.
+        adaptive: Let a line search find the trunk step scale; rho must be 1.
         folds: Folds of the cross-validation, always dealt with seed 0.
         training_seed: Seed of initialisation, batches and tangents, the same in every fold.
     """
@@ -43,7 +44,10 @@ class Tabular:
     clip: float = 1.0
     folds: int = FOLDS
     training_seed: int = 0
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch") + below(2, self, "folds") + below(0, self, "training_seed")
-        raise_if(found + not_positive(self, "clip") + rho_problems(self.rho))
+        raise_if(
+            found + not_positive(self, "clip") + rho_problems(self.rho) + adaptive_problems(self.adaptive, self.rho)
+        )
