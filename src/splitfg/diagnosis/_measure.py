@@ -161,6 +161,8 @@ def _signal_to_noise(g: Params, energy: float, K: int) -> dict[str, float]:
 
 def _lost(head: Params, divisor: float) -> float:
     """Return the share of entries above eps that a division by ``divisor`` moves below it."""
+    if not head:
+        return 0.0
     sizes = torch.cat([g.abs().flatten().double() for g in head.values()])
     return ((sizes > _EPS) & (sizes < _EPS * divisor)).double().mean().item()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,8 +148,9 @@ class _Reverse:
     def _grads(self, output: Tensor, leaves: Params, u: Tensor | None) -> Params:
         if not leaves:
             return {}
-        with self.twin.restored():  # checkpointed blocks run once more, with effects on their state
-            grads = torch.autograd.grad(output, list(leaves.values()), u, allow_unused=True, materialize_grads=True)
+        wanted = list(leaves.values())
+        with self.twin.restored(), _explained():  # checkpointed blocks run once more, with effects on their state
+            grads = torch.autograd.grad(output, wanted, u, allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, each_its_own(grads), strict=True))
 
     def _own_names(self) -> dict[str, str]:
@@ -156,6 +159,17 @@ class _Reverse:
         left_out = Role.TIED if self.readout_only else None
         roles = self.split.roles
         return {inner: n for inner, n in names.items() if roles[n] not in (left_out, Role.FROZEN)}
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
+        raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
 
 
 def _check_reverse(split: Split) -> None:
@@ -185,13 +199,18 @@ class _Checkpointed(nn.Module):
         return checkpoint(self.block, *inputs, use_reentrant=False, **named)
 
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
 def _blocks(trunk: nn.Module) -> tuple[str, ...]:
     names: list[str] = []
     for name, module in trunk.named_modules():
         if any(name == chosen or name.startswith(f"{chosen}.") for chosen in names):
             continue
-        if isinstance(original(module), nn.ModuleList | nn.Sequential):
-            held = [child for child, part in module.named_children() if any(True for _ in part.parameters())]
+        if isinstance(original(module), (*_CONTAINERS, nn.Sequential)):
+            # containers without a forward pass are searched in turn
+            inner = ((child, part) for child, part in module.named_children() if not isinstance(part, _CONTAINERS))
+            held = [child for child, part in inner if any(True for _ in part.parameters())]
             names += [f"{name}.{child}".lstrip(".") for child in held]
     if not names:
         raise SplitError(["the trunk has no nn.ModuleList or nn.Sequential: name the blocks to checkpoint"])

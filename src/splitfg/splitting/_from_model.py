@@ -69,7 +69,7 @@ def split(
         SplitError: If there is no such module, or the part after it reads other values than h.
 
     Example:
-        >>> from torch import nn
+        >>> from torch import fx, nn
         >>> import splitfg
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> splitfg.split(model)
@@ -162,6 +162,11 @@ def _argument_problems(model: object, at: object, head: object) -> list[str]:
         found.append(f"the model is a {type(model).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
     elif isinstance(model, torch.jit.ScriptModule):
         found.append("the model is scripted and cannot be cut: split the module that it was scripted from")
+    elif isinstance(model, fx.GraphModule) and "train" in vars(model):  # torch.export forbids a change of mode
+        found.append(
+            "the model is exported and cannot be cut: split the module that it was exported from, or export the trunk"
+            " alone and build Split(trunk, head)"
+        )
     elif any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
         found.append("the model has lazy layers without a shape: run one batch through it first")
     else:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from splitfg.errors import shorten
 from splitfg.splitting._call import call, places_of
 from splitfg.splitting._differences import DifferentPassError, Slope, measured
+from splitfg.splitting._effects import Observed
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
 
@@ -39,7 +40,7 @@ def lost_tangents(split: Split, x: Inputs, v: Params, dtype: torch.dtype) -> lis
     search = _Search(dtype)
     with forward_ad.dual_level():
         duals = {name: forward_ad.make_dual(p, v[name]) for name, p in split.trunk_params().items()}
-        with _hooked(split.trunk, search), search.operators:
+        with _hooked(split, search), search.operators:
             without_graph(split, x)(duals)
     places: dict[str, list[str]] = {}
     for place, cause in search.found.items():
@@ -62,13 +63,14 @@ class _Call:
     leaves: list[Any]
     structure: Any
     params: Params
+    observed: Observed
 
     @classmethod
-    def of(cls, module: nn.Module, args: Any, kwargs: Any) -> _Call:
+    def of(cls, module: nn.Module, args: Any, kwargs: Any, observed: Observed) -> _Call:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         # a copy, since the module may write to its inputs
         leaves = [t.clone() if isinstance(t, Tensor) else t for t in leaves]
-        return cls(module, leaves, structure, dict(module.named_parameters()))
+        return cls(module, leaves, structure, dict(module.named_parameters()), observed)
 
     def at(self, t: float) -> Tensor:
         """Run the module with inputs and parameters moved by t times their tangents."""
@@ -80,7 +82,7 @@ class _Call:
             [change(t) if isinstance(t, Tensor) else t for t in self.leaves], self.structure
         )
         params = {name: change(p) for name, p in self.params.items()}
-        return joined(call(self.module, params, args, kwargs, places=places_of(self.module)))
+        return joined(call(self.module, params, args, kwargs, places=places_of(self.module), observed=self.observed))
 
 
 class _Search:
@@ -231,7 +233,7 @@ def _loses_tangent(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
 
 
 @contextmanager
-def _hooked(trunk: nn.Module, search: _Search) -> Iterator[None]:
+def _hooked(split: Split, search: _Search) -> Iterator[None]:
     """Compare every call of a module of the trunk."""
     calls: list[_Call] = []
     handles = []
@@ -239,7 +241,7 @@ def _hooked(trunk: nn.Module, search: _Search) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not search.paused:
-                calls.append(_Call.of(module, args, kwargs))
+                calls.append(_Call.of(module, args, kwargs, split.observed))
                 search.operators.stack.append(name)
 
         return hook
@@ -252,7 +254,7 @@ def _hooked(trunk: nn.Module, search: _Search) -> Iterator[None]:
 
         return hook
 
-    for name, module in trunk.named_modules():
+    for name, module in split.trunk.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
     try:

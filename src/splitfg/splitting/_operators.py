@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.utils import _pytree as pytree
 
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, shorten
 from splitfg.splitting._call import call, places_of
 from splitfg.splitting._kernels import tangent_kernels
+from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
 
@@ -37,11 +38,16 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
     if "data pointer" in message:
         return SplitError(
             [
-                "the trunk converts tensors to another library (such as numpy), which forward mode cannot follow:"
-                " use engine=CentralDifference(), or wrap it in a BlackBoxTrunk"
+                "the trunk reads the memory of tensors, as a conversion to numpy and pack_padded_sequence do, which"
+                " forward mode cannot follow: use engine=CentralDifference(), pad sequences without packing them, or"
+                " wrap it in a BlackBoxTrunk"
             ]
         )
-    if "forward AD" not in message and "vmap" not in message:
+    if "Sparse" in message:
+        return SplitError(
+            ["forward mode does not take sparse tensors: use x.to_dense(), or engine=CentralDifference()"]
+        )
+    if not any(words in message for words in ("forward AD", "forward mode AD", "functorch", "vmap")):
         return None
     found = operator_problems(split, x) or _batching_problems(message)
     return SplitError(found) if found else None
@@ -58,15 +64,19 @@ def _batching_problems(message: str) -> list[str]:
 def operator_problems(split: Split, x: Inputs) -> list[str]:
     """List the innermost modules of the trunk that use an operator without a forward-mode rule.
 
-    Records the arguments of every module in one forward pass, then differentiates each module by itself.
+    Records the arguments of every module in one forward pass, then differentiates each module by itself. Modules with
+    the same cause share one problem.
     """
-    found: dict[str, str] = {}
-    for name, module, args, kwargs in reversed(list(_calls(split, x))):
-        inside = any(other.startswith(f"{name}.") or not name for other in found)
-        problem = None if inside else _forward_mode_problem(module, args, kwargs)
-        if problem:
-            found[name] = f"{_label(name, module)}: {problem}"
-    return list(found.values())
+    found: set[str] = set()
+    places: dict[str, list[str]] = {}
+    with preserved(split.trunk):
+        for name, module, args, kwargs in reversed(list(_calls(split, x))):
+            inside = any(other.startswith(f"{name}.") or not name for other in found)
+            problem = None if inside else _forward_mode_problem(split, module, args, kwargs)
+            if problem:
+                found.add(name)
+                places.setdefault(problem, []).insert(0, _label(name, module))
+    return [f"{shorten(list(dict.fromkeys(labels)))}: {problem}" for problem, labels in places.items()]
 
 
 def _label(name: str, module: nn.Module) -> str:
@@ -90,7 +100,7 @@ def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any,
     yield from recorded
 
 
-def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def _forward_mode_problem(split: Split, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Explain why forward mode fails on this module, or return ``None`` if it works."""
     params = {name: p.detach() for name, p in module.named_parameters()}
     leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -102,7 +112,7 @@ def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict
             filled[i] = value
         own_args, own_kwargs = pytree.tree_unflatten(filled, structure)
         with tangent_kernels(module):
-            given = call(module, params, own_args, own_kwargs, places=places_of(module))
+            given = call(module, params, own_args, own_kwargs, places=places_of(module), observed=split.observed)
         return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
 
     primals = (params, *(leaves[i].detach() for i in floats))
@@ -116,6 +126,12 @@ def _forward_mode_problem(module: nn.Module, args: tuple[Any, ...], kwargs: dict
 
 def _worded(message: str) -> str:
     operator = re.search(r"forward AD with (\S+) that does not support it", message)
+    if "autograd.Function" in message:
+        return (
+            "a torch.autograd.Function has no forward-mode rule: give it setup_context and jvp, or use"
+            " engine=CentralDifference(); switch gradient checkpointing off, which saves nothing without a backward"
+            " pass (gradient_checkpointing_disable(), or use_reentrant=False)"
+        )
     if operator is None:
         return f"forward mode fails ({message.splitlines()[0]})"
     advice = "rewrite it with operators that have one, or use engine=CentralDifference() if the estimator takes one"

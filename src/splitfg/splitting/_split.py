@@ -188,6 +188,11 @@ class Split:
             raise_if(problems)
         return known[flags]
 
+    @property
+    def observed(self) -> Observed:
+        """What forward passes were observed to do, for :func:`~splitfg.splitting.call`."""
+        return self._passes.observed
+
     def for_step(self, x: Inputs, generator: torch.Generator | None) -> Split:
         """Return a split whose passes all draw the same random numbers, such as one dropout mask for a whole step.
 
@@ -405,6 +410,8 @@ def _part_problems(trunk: object, head: object) -> list[str]:
     found = []
     if not isinstance(trunk, nn.Module):
         found.append(f"the trunk is a {type(trunk).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
+    elif isinstance(trunk, torch.jit.ScriptModule):
+        found.append("the trunk is scripted and takes no other parameters: pass the module that it was scripted from")
     if not isinstance(head, Head):
         found.append(
             f"the head is a {type(head).__name__}: use LinearHead(nn.Linear(...)), or ReverseModeHead(module) for any"

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
@@ -151,7 +152,9 @@ def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
 def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
     if not isinstance(y, Tensor):
         return [f"the target is a {type(y).__name__}, not a tensor: use torch.as_tensor(target)"]
-    found = []
+    found = _container_problems(x)
+    if found:
+        return found
     param = next(iter(split.trained_params().values()))
     arrays = [t for t in pytree.tree_leaves(x) if isinstance(t, Tensor) or has_rows(t)]
     tensors = [t for t in arrays if isinstance(t, Tensor)]
@@ -175,6 +178,17 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
         listed = ", ".join(sorted(map(str, held)))
         found.append(f"inputs are {', '.join(sorted(dtypes))}, the parameters {listed}: cast one of them")
     return found
+
+
+def _container_problems(x: object) -> list[str]:
+    if isinstance(x, list):
+        return ["the inputs are a list: pass a tuple of positional arguments, a dict of keyword arguments, or a tensor"]
+    if isinstance(x, PackedSequence):
+        return [
+            "the inputs are a packed sequence, whose rows are not samples: pass padded sequences and their lengths,"
+            " (x, lengths), and mask the padding in the trunk"
+        ]
+    return []
 
 
 def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
