@@ -274,6 +274,37 @@ class HooksItself(nn.Module):
         return self.extra(self.layer(x))
 
 
+class NoGradStatistics(nn.Module):
+    """Depends on a value under torch.no_grad(), after it has updated a buffer: forward mode raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        h = self.layer(x)
+        with torch.no_grad():
+            self.mean.lerp_(h.mean(0), 0.5)
+            self.gate = torch.sigmoid(h)
+        return h * self.gate
+
+
+class RaisesLate(nn.Module):
+    """Changes its state and draws a number, then uses an operator without a forward-mode rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.2))
+        self.weight, self.length = nn.Parameter(noise(2, 2)), nn.Parameter(torch.ones(2, 1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.kept = self.inner(x)
+        return self.kept @ torch._weight_norm(self.weight, self.length, 0)
+
+
 def _frozen():
     body = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2), nn.LayerNorm(2))
     body[0].requires_grad_(False)
@@ -324,13 +355,20 @@ _STATEFUL_CASES = {
     "averages_in_place": (AveragesInPlace, _ROWS, 2),
     "hooks_itself": (HooksItself, _ROWS, 2),
 }
+_TRAINING_CASES = {
+    "batch_norm_train": (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()), _ROWS, 3),
+    "dropout_train": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.4), nn.Tanh()), _ROWS, 3),
+    "no_grad_statistics": (NoGradStatistics, _ROWS, 2),
+    "raises_late": (RaisesLate, _ROWS, 2),
+}
 AWKWARD = tuple(_CASES)
 STATEFUL = tuple(_STATEFUL_CASES)  # forward passes change the module
+TRAINING = tuple(_TRAINING_CASES)  # random, stateful or failing in training mode
 
 
 def awkward(name):
     """A fresh copy of the named case."""
-    build, inputs, width = (_CASES | _STATEFUL_CASES)[name]
+    build, inputs, width = (_CASES | _STATEFUL_CASES | _TRAINING_CASES)[name]
     return Awkward(seeded(build).to(torch.float64), inputs, width)
 
 
