@@ -20,6 +20,7 @@ from splitfg.distributed import (
     check_replicas,
     replay,
 )
+from splitfg.feedback import NoiseControl
 from splitfg.models import MLP
 
 
@@ -48,6 +49,9 @@ MAKERS = {
     "frozen": lambda: splitfg.FrozenTrunk(),
     "direct_path": lambda: splitfg.DirectPath(PATH),
     "mean_jacobian": lambda: splitfg.DirectPath(PATH, feedback=splitfg.MeanJacobian()),
+    "parallel_pull": lambda: splitfg.ParallelPull(pulls=2),
+    "parallel_pull_maps": lambda: splitfg.ParallelPull(feedback=splitfg.MeanJacobian()),
+    "parallel_pull_noise": lambda: splitfg.ParallelPull(feedback=NoiseControl()),
     "learned_feedback": lambda: splitfg.LearnedFeedback(),
     "predictive_coding": lambda: splitfg.PredictiveCoding(),
     "backprop": lambda: splitfg.Backprop(),

@@ -207,7 +207,7 @@ class DirectPath:
 
 def _with_change(learning: _MapLearning, share: Share, split: Split, total: Partial) -> Estimate:
     """Complete an estimate with the change of the maps, from the correlations of all rows."""
-    return replace(total, complete=None, state_update=learning.change(total.sums, share)).completed(split)
+    return total.updated(learning.change(total.sums, share)).completed(split)
 
 
 class _MapLearning:

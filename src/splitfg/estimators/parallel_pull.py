@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, pull_problems
-from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
+from splitfg.estimators.partial import ALONE, Complete, Partial, Share
+from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import added, each_its_own, norm
 from splitfg.sites import (
     BlockInput,
@@ -93,6 +95,32 @@ class ParallelPull:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
+        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+
+    @property
+    def score_count(self) -> int:
+        """Return 0."""
+        return 0
+
+    @property
+    def divides_tangents(self) -> bool:
+        """Return ``False``: there are none."""
+        return False
+
+    @property
+    def draws_for_rows(self) -> bool:
+        """Whether the feedback draws noise."""
+        return isinstance(self.feedback, LearnedMaps | NoiseControl)
+
+    @property
+    def reads_all_inputs(self) -> bool:
+        """Return ``False``: what the maps learn from adds up over rows."""
+        return False
+
+    def part(
+        self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
+    ) -> Partial:
+        """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         check_batch(split, x, y, generator, tangents=False)
         path = self._path(split)
         validate_blocks(split, path, x)
@@ -102,7 +130,7 @@ class ParallelPull:
             if isinstance(self.feedback, LearnedMaps):
                 check_tangents(ForwardMode(), split, x)
             seen = self.recorder(split, x, block_points(path, self._moved(path)), generator)
-            change = self._learned(path, seen)
+            found, complete = self._learned(path, seen, share)
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
@@ -114,7 +142,7 @@ class ParallelPull:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         biased = self.pulls < len(path.blocks)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats, change)
+        return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""
@@ -146,15 +174,16 @@ class ParallelPull:
         bottom = path.writers[:1] if self.own_block else ()
         return (*bottom, *(block.name for block in path.blocks[:-1]))
 
-    def _learned(self, path: BlockPath, seen: Recording) -> Params:
-        """Return the change of the maps; empty if they are not learned."""
+    def _learned(self, path: BlockPath, seen: Recording, share: Share) -> tuple[Params, Complete | None]:
+        """Return the correlations that maps learn from, and how those of all rows change them."""
         if not isinstance(self.feedback, LearnedMaps) or seen.response is None:
-            return {}
+            return {}, None
         response = _mean_rows(path, seen.response.reshape(top_shape(path, seen)))
         noise = {name: [_mean_rows(path, e) for e in calls] for name, calls in seen.noise.items()}
         found = self.feedback.correlate(noise, response)
         noises = sum(e.shape[-1] for calls in noise.values() for e in calls)
-        return self.feedback.change(found, rows=response[..., 0].numel(), noises=noises)
+        change = partial(self.feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
+        return found, lambda split, total: total.updated(change(total.sums)).completed(split)
 
 
 class _PullPass:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,7 +88,11 @@ class Partial:
     stats: Stats
     sums: Params = field(default_factory=dict)
     state_update: Params = field(default_factory=dict)
-    complete: Callable[[Split, Partial], Estimate] | None = field(default=None, repr=False)
+    complete: Complete | None = field(default=None, repr=False)
+
+    def updated(self, change: Params) -> Partial:
+        """Return this part with a change of learned state, to be completed without further steps."""
+        return replace(self, complete=None, state_update=change)
 
     def completed(self, split: Split) -> Estimate:
         """Return the estimate; call it on the sum over all processes."""
@@ -96,6 +100,10 @@ class Partial:
             return self.complete(split, self)
         stats = replace(self.stats, norms={**self.stats.norms, **_norms(split, self)})
         return Estimate(self.loss, self.grads, stats, self.state_update)
+
+
+Complete: TypeAlias = Callable[[Split, Partial], Estimate]
+"""Makes the estimate from the sum of all parts."""
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splitfg.errors import SplitError
 from splitfg.numerics import widened
+from splitfg.tangents import row_noise
 from splitfg.types import Params
 
 
@@ -108,7 +109,7 @@ class NoiseControl(Feedback):
     def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:  # noqa: ARG002
         """Return noise with the norm of r in every row."""
         shape = (*r.shape[:-1], features or r.shape[-1])
-        e = torch.randn(shape, dtype=r.dtype, device=r.device, generator=self._generator)
+        e = row_noise(r.new_empty(()).expand(shape), self._generator)
         noise: Tensor = e * (r.norm(dim=-1, keepdim=True) / e.norm(dim=-1, keepdim=True))
         return noise
 
