@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import LostRankError, SplitError, raise_if
@@ -118,13 +119,20 @@ class Ranks:
         self.tangent_part, self.tangent_parts = place.get(TANGENTS, (0, 1))
 
 
-def connect(*, tangents: int = 1, device: str | None = None, timeout: timedelta = timedelta(minutes=5)) -> Ranks:
+def connect(
+    *,
+    tangents: int = 1,
+    device: str | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+    arrival: timedelta = timedelta(minutes=10),
+) -> Ranks:
     """Join the processes that ``torchrun`` has started, and arrange them in a grid.
 
     Args:
         tangents: Processes that hold the same rows and divide the tangents; the others hold different rows.
         device: ``cpu`` (gloo) or ``cuda`` (NCCL); by default ``cuda`` where there is one.
         timeout: A process that does not answer for so long ends the step of all others.
+        arrival: How long to wait until all processes have arrived.
 
     Raises:
         SplitError: If the program was not started by ``torchrun``, or the number of processes is no multiple of
@@ -151,7 +159,7 @@ def connect(*, tangents: int = 1, device: str | None = None, timeout: timedelta 
     if not dist.is_initialized():
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         backend = "nccl" if kind == "cuda" else "gloo"
-        _call(lambda: dist.init_process_group(backend, timeout=timeout), f"the rendezvous at {where}")
+        _call(lambda: _meet(backend, arrival, timeout), f"the rendezvous at {where}")
     size = dist.get_world_size()
     raise_if(
         []
@@ -160,7 +168,16 @@ def connect(*, tangents: int = 1, device: str | None = None, timeout: timedelta 
     )
     if tangents == 1:
         return Ranks()
-    return Ranks(init_device_mesh(kind, (size // tangents, tangents), mesh_dim_names=(ROWS, TANGENTS)))
+    mesh = init_device_mesh(kind, (size // tangents, tangents), mesh_dim_names=(ROWS, TANGENTS))
+    for name in (ROWS, TANGENTS):
+        _set_pg_timeout(timeout, mesh.get_group(name))
+    return Ranks(mesh)
+
+
+def _meet(backend: str, arrival: timedelta, timeout: timedelta) -> None:
+    """Connect all processes, which may take longer than a step may."""
+    dist.init_process_group(backend, timeout=arrival)
+    _set_pg_timeout(timeout)
 
 
 def _mesh_problems(mesh: object) -> list[str]:
