@@ -60,16 +60,17 @@ def measure(case: Case, ranks: int) -> dict[str, Any]:
     step = _step(case)
     for _ in range(2):
         step()
-    times, wire = [], _wire()
+    times, busy, wire = [], [], _wire()
     for _ in range(case.steps):
-        begin = time.perf_counter()
+        begin, began = time.perf_counter(), time.process_time()
         step()
         times.append(1e3 * (time.perf_counter() - begin))
+        busy.append(1e3 * (time.process_time() - began))
     sent = (_wire() - wire) / case.steps / ranks
     with HandedBytes() as handed:
         step()
     bytes_ = {"wire_bytes": round(sent), "group_bytes": handed.count, "messages": handed.messages}
-    return {"step_ms": round(statistics.median(times), 2), **bytes_}
+    return {"step_ms": round(statistics.median(times), 2), "cpu_ms": round(statistics.median(busy), 2), **bytes_}
 
 
 def _step(case: Case) -> Callable[[], object]:

@@ -56,6 +56,7 @@ def measure() -> dict[str, Any]:
         case["model_ms"] = round(1e3 * model, 1)
     return {
         "K": K,
+        "load": os.getloadavg()[0],
         "sizes": {name: sizes(name) for name in MODELS},
         "scaling": scaling,
         "limited": [*unlimited.values(), *limited],

@@ -14,6 +14,7 @@ import torch
 import splitfg
 from splitfg.distributed import Ranks
 from splitfg.testing import example_split
+from splitfg_lab.commands._making import How
 from splitfg_lab.runs import RunFolder, StoppedError, execute, fit, read_metrics
 
 STEPS = 12
@@ -106,3 +107,12 @@ def test_a_runner_that_does_not_divide_its_work_is_an_error_in_all(crew, tmp_pat
     assert not folder.finished
     with folder.locked():  # nobody holds it any more
         pass
+
+
+def test_ranks_are_started_and_restarted_by_torchrun(tmp_path):
+    folder = RunFolder.of(tmp_path, "shared", "preset", 0)
+    _, *plain = How(device="cpu").command(folder)
+    assert plain == ["-m", "splitfg_lab.commands.worker", str(folder.path), "--device", "cpu"]
+    command = " ".join(How(device="cpu", ranks=4, restarts=2, timeout=30.0).command(folder)[1:])
+    worker = f"-m splitfg_lab.commands.worker {folder.path} --device cpu --timeout 30.0 --no-restart"
+    assert command == f"-m torch.distributed.run --standalone --nproc-per-node 4 --max-restarts 2 {worker}"

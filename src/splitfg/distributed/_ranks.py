@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import LostRankError, SplitError, raise_if
@@ -176,7 +177,13 @@ def connect(
 
 def _meet(backend: str, arrival: timedelta, timeout: timedelta) -> None:
     """Connect all processes, which may take longer than a step may."""
-    dist.init_process_group(backend, timeout=arrival)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # torchrun keeps one store over its restarts, with the addresses of dead processes in it: read a new part of it
+        store, rank, size = next(rendezvous("env://", timeout=arrival))
+        fresh = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=arrival)
+    else:
+        dist.init_process_group(backend, timeout=arrival)
     _set_pg_timeout(timeout)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch
 
+from splitfg.types import Learner
 from splitfg_lab.runs._errors import DivergedError, PhaseStoppedError, RunError
 from splitfg_lab.runs._metrics import MetricsWriter
 from splitfg_lab.runs.checkpoint import Checkpoint, save_checkpoint
@@ -292,6 +293,17 @@ class RunContext:
 
         self._spread = True
         return DistributedEstimator(estimator, self.ranks, whole_batches=True)
+
+    def compare(self, learner: Learner) -> None:
+        """Compare the model of a learner between the processes of the run; does nothing with one process.
+
+        Raises:
+            SplitError: In all processes, if a parameter differs.
+        """
+        if self.ranks is not None:
+            from splitfg.distributed import check_replicas
+
+            check_replicas(self.ranks, dict(learner.state_dict()["model"]))
 
     def claim_checkpoints(self) -> None:
         """Reserve the run's one checkpoint for the caller.

@@ -166,6 +166,8 @@ class _Loop:
         if values:
             self._run.log(self.step, values)
         if save:
+            if not stopping:  # the first process alone decides to stop
+                self._run.compare(self._learner)
             self._save()
         self._lap_began = time.perf_counter()
         if metrics or save:
