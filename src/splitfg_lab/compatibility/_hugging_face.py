@@ -23,6 +23,10 @@ def cases() -> list[Case]:
         for kind, rows in _TEXT.items()
         for name, (config, settings) in rows.items()
     ]
+    found += [
+        Case("transformers", f"{name}, training", partial(_text, name, *_TEXT[kind][name], text[kind]), train=True)
+        for kind, name in (("causal", "GPT2LMHeadModel"), ("causal", "LlamaForCausalLM"), ("masked", "BertForMaskedLM"))
+    ]
     found += [Case("transformers", name, partial(_image, name, c, s)) for name, (c, s) in _IMAGES.items()]
     found += [Case("transformers", name, partial(_pairs, name, c, s)) for name, (c, s) in _PAIRS.items()]
     found += [

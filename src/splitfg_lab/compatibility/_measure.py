@@ -99,7 +99,7 @@ def _truth(model: nn.Module, batch: Batch) -> _Truth:
     grads = _autograd(untouched, batch)
     split = splitfg.split(model, tied="include")
     x, y = split.unpack(batch) if isinstance(batch, Mapping) else batch
-    head = splitfg.FrozenTrunk()(split, x, y).grads
+    head = splitfg.FrozenTrunk()(split, x, y, generator=_generator()).grads
     trunk = {n: grads[n] - head[n] if n in head else grads[n] for n in split.trunk_params()}
     return _Truth(split, x, y, grads, trunk, lambda names: _output_gradients(untouched, batch, names))
 
@@ -114,7 +114,7 @@ def _loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _autograd(model: nn.Module, batch: Batch) -> Params:
-    with torch.random.fork_rng(devices=[]):
+    with _same_masks():
         _loss(model, batch).backward()
     found = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
@@ -124,7 +124,7 @@ def _autograd(model: nn.Module, batch: Batch) -> Params:
 def _output_gradients(model: nn.Module, batch: Batch, names: tuple[str, ...]) -> Params:
     """Return dL/dz at the outputs of the named modules."""
     outputs: Params = {}
-    with _kept(model, names, outputs), torch.random.fork_rng(devices=[]):
+    with _kept(model, names, outputs), _same_masks():
         _loss(model, batch).backward()
     return {n: torch.zeros_like(z) if z.grad is None else z.grad for n, z in outputs.items()}
 
@@ -150,6 +150,26 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(SEED)
 
 
+def _after_masks(truth: _Truth) -> torch.Generator:
+    """Return the generator as an estimate draws tangents from it: after the seed of its dropout masks, if any."""
+    generator = _generator()
+    if truth.split.traits(truth.x).random:
+        _mask_seed(generator)
+    return generator
+
+
+@contextmanager
+def _same_masks() -> Iterator[None]:
+    """Draw dropout masks as an estimate does, and restore torch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_mask_seed(_generator()))
+        yield
+
+
+def _mask_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))
+
+
 def _distance(found: Params, expected: Params) -> float:
     """Return ‖found - expected‖ / ‖expected‖ over the names of both."""
     names = [name for name in found if name in expected]
@@ -173,7 +193,7 @@ def _scored(estimator: Any, of_all: bool) -> Method:
         params = truth.split.trained_params() if of_all else truth.split.trunk_params()
         layout = Layout.of(params)
         g = layout.flatten(truth.grads if of_all else truth.trunk)
-        v = Gaussian().draw(layout, TANGENTS, _generator())
+        v = Gaussian().draw(layout, TANGENTS, _after_masks(truth))
         return float((found.stats.scores - v @ g).abs().max() / g.norm()), found.grads
 
     return method
@@ -185,7 +205,7 @@ def _activity(truth: _Truth) -> tuple[float, Params]:
     found = estimator(truth.split, truth.x, truth.y, generator=_generator())
     declared = getattr(trunk, "activities", None)
     names = (declared() if callable(declared) else Activities()).names(trunk)
-    expected, draws, scores = truth.outputs(names), _generator(), []
+    expected, draws, scores = truth.outputs(names), _after_masks(truth), []
     called = [name for name in names if name in expected]
     for _ in range(TANGENTS):
         noise = {n: torch.randn(expected[n].shape, dtype=expected[n].dtype, generator=draws) for n in called}
@@ -199,14 +219,14 @@ def _learned(truth: _Truth) -> tuple[float, Params]:
     estimator, generator = splitfg.LearnedFeedback(), _generator()
     for _ in range(UPDATES):
         estimator.update_state(truth.split, estimator(truth.split, truth.x, truth.y, generator=generator))
-    found = estimator(truth.split, truth.x, truth.y, generator=generator)
+    found = estimator(truth.split, truth.x, truth.y, generator=_generator())
     return _trunk_distance(found, truth), found.grads
 
 
 def _direct(truth: _Truth) -> tuple[float, Params]:
     declared = isinstance(truth.split.trunk, ResidualTrunk)
     path = None if declared else splitfg.ResidualPath.find(truth.split, truth.x)
-    found = splitfg.DirectPath(path)(truth.split, truth.x, truth.y)
+    found = splitfg.DirectPath(path)(truth.split, truth.x, truth.y, generator=_generator())
     return _trunk_distance(found, truth), found.grads
 
 
