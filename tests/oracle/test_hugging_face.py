@@ -11,7 +11,7 @@ from splitfg import Backprop, ForwardGradient, ForwardMode, GradientLearner, Lea
 from splitfg.tangents import Gaussian, Layout
 
 transformers = pytest.importorskip("transformers")
-from splitfg_lab.compatibility import CASES  # noqa: E402
+from splitfg_lab.compatibility import CASES, measure  # noqa: E402
 
 REQUIRED = (
     *("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM", "BertForMaskedLM"),
@@ -95,6 +95,14 @@ def test_learned_feedback_learns_the_gradient(trained):
     assert set(last.grads) == set(s.trained_params())
     assert distance(last.grads, grads) < 0.25
     assert distance(last.grads, grads) < 0.5 * distance(first.grads, grads)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "BertForSequenceClassification"])
+def test_scores_of_activities(name):
+    """Σ_l <dL/dz_l, e_l> with autograd's gradients at the layers; learned positions write once for all samples."""
+    cell = measure(BY_NAME[name], ["ActivityFG"])["ActivityFG"]
+    assert cell.error <= 1e-5
+    assert cell.reached is None
 
 
 def test_padding_rows_get_the_gradient_of_backprop():

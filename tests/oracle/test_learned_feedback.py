@@ -220,6 +220,8 @@ FUNCTIONS = {
     "attention bias": lambda a, b: F.scaled_dot_product_attention(a, b, b, attn_mask=(a @ b.mT), scale=0.3),
     "grouped attention": lambda a, b: F.scaled_dot_product_attention(a, b[:1], a[1:], enable_gqa=True),
     "layer norm": lambda a, b: F.layer_norm(a, (4, 6), b[0], a[0], eps=0.1) + F.layer_norm(b, (6,)),
+    "batch norm": lambda a, b: F.batch_norm(a, noise(4), noise(4).square(), b[0, 1, :4], a[0, 0, :4]),
+    "batch statistics": lambda a, b: F.batch_norm(a, None, None, b[0, 1, :4], a[0, 0, :4], training=True),
     "embedding": lambda a, b: F.embedding(TOKENS, a.flatten(0, 1), padding_idx=-8) + F.embedding(TOKENS, b[0]),
     "gather": lambda a, b: a.gather(1, TOKENS.unsqueeze(-1).expand(2, 4, 6) % 4) * b,
     "pad": lambda a, b: F.pad(a, (1, 2, 0, 1)) * F.pad(b, (3, 0, 1, 0), value=1.0),

@@ -28,6 +28,7 @@ from splitfg.sites import (
     Recording,
     TapPoints,
     activity_problems,
+    each_row,
     layer_gradients,
     pull_back,
     record,
@@ -120,7 +121,9 @@ class ActivityFG:
             top = () if chosen.top is None else (chosen.top,)
             seen = self.recorder(split, x, TapPoints((*names, *top)), None)
             inputs, shapes = _once(seen, names)
-            _check_rows(chosen, seen.h if chosen.top is None else seen.reads[chosen.top][0], shapes)
+            scored = seen.h if chosen.top is None else seen.reads[chosen.top][0]
+            inputs, shapes = _for_every_row(inputs, shapes, scored.shape[: chosen.rows])
+            _check_rows(chosen, scored, shapes)
             self._validate_estimate(split, chosen, x)
             r, grads = head.u(0, seen.h, y), Params()
             if chosen.top is not None:
@@ -163,7 +166,7 @@ class ActivityFG:
         swept = self.prediction.sweep(split, tape, u)
         named = {tape.operations[place].name: delta for place, delta in swept.deltas.items()}
         change = self.prediction.learn_from_all(split, x, tape, generator, share)
-        return {name: delta for name, delta in named.items() if name in shapes}, change
+        return {name: delta for name, delta in named.items() if delta.shape == shapes.get(name)}, change
 
     def _activities(self, split: Split) -> Activities:
         chosen = self.activities
@@ -260,6 +263,15 @@ def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torc
     )
     called = [name for name in names if name in seen.reads]
     return {name: seen.reads[name][0] for name in called}, {name: seen.wrote[name][0] for name in called}
+
+
+def _for_every_row(
+    inputs: Params, shapes: Mapping[str, torch.Size], rows: torch.Size
+) -> tuple[Params, dict[str, torch.Size]]:
+    """Treat layers that write once for all samples, such as positions, as if they wrote for every sample."""
+    once = [n for n, shape in shapes.items() if shape[0] == inputs[n].shape[0] == 1 and len(rows) == 1 and rows[0] > 1]
+    expanded = {n: each_row(inputs[n], rows[0]) for n in once}
+    return {**inputs, **expanded}, {**shapes, **{n: torch.Size((*rows, *shapes[n][1:])) for n in once}}
 
 
 def _check_rows(chosen: Activities, top: Tensor, shapes: Mapping[str, torch.Size]) -> None:

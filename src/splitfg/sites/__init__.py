@@ -20,7 +20,7 @@ from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rules import Rule, register_rule, rule_for
 from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, first_samples, layer_operations, record_tape
-from splitfg.sites._taps import Arguments, shifted, tapped
+from splitfg.sites._taps import Arguments, each_row, shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path
 from splitfg.sites._validate_blocks import validate_blocks
 
@@ -53,6 +53,7 @@ __all__ = [
     "block_inputs",
     "block_params",
     "block_points",
+    "each_row",
     "find_blocks",
     "first_samples",
     "has_layer_gradients",

@@ -13,7 +13,7 @@ from torch.func import functional_call, jvp
 from splitfg.sites._activities import Activities
 from splitfg.sites._layers import layer_gradients, under
 from splitfg.sites._recorder import TapPoints, record
-from splitfg.sites._taps import shifted, tapped
+from splitfg.sites._taps import each_row, shifted, tapped
 from splitfg.splitting import Split
 from splitfg.types import Inputs, Params, TrunkFunction
 
@@ -84,7 +84,9 @@ def _case(split: Split, chosen: Activities, x: Inputs) -> _Case:
     outputs: Params = {}
     with tapped(split.trunk, names, lambda name, _, z: outputs.update({name: z.clone()})):
         seen = record(split, x, TapPoints(names), None)
-    inputs = {name: seen.reads[name][0] for name in names if len(seen.reads.get(name, ())) == 1}
+    rows = seen.h.shape[0]
+    inputs = {name: each_row(seen.reads[name][0], rows) for name in names if len(seen.reads.get(name, ())) == 1}
+    outputs = {name: each_row(z, rows) for name, z in outputs.items()}
     outer, trained = {id(p): name for name, p in split.model.named_parameters()}, split.trunk_params()
     owned = {
         name: {

@@ -245,6 +245,23 @@ def _embedding(operation: Operation, delta: Tensor) -> Pulled:
     yield weight, torch.ops.aten.embedding_dense_backward(delta, tokens, len(weight), row, False)
 
 
+@_rule("batch_norm")
+def _batch_norm(operation: Operation, delta: Tensor) -> Pulled:
+    x, names = operation.input, ("running_mean", "running_var", "weight", "bias", "training")
+    mean, variance, weight, bias, training = (_argument(operation, i, n, None) for i, n in enumerate(names, start=1))
+    over, shape = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    if training:
+        variance, mean = torch.var_mean(x, over, correction=0)
+    scale = (variance + _argument(operation, 7, "eps", 1e-5)).rsqrt().view(shape)
+    normed, g = (x - mean.view(shape)) * scale, delta if weight is None else delta * weight.view(shape)
+    centred = g - g.mean(over, keepdim=True) - normed * (g * normed).mean(over, keepdim=True) if training else g
+    yield x, scale * centred
+    if weight is not None:
+        yield weight, (delta * normed).sum(over)
+    if bias is not None:
+        yield bias, delta.sum(over)
+
+
 @_rule("layer_norm")
 def _layer_norm(operation: Operation, delta: Tensor) -> Pulled:
     x, shape = operation.input, _argument(operation, 1, "normalized_shape", ())

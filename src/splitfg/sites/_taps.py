@@ -78,6 +78,12 @@ def shifted(
     return f
 
 
+def each_row(value: Tensor, rows: int) -> Tensor:
+    """Repeat a value that is the same for all samples, such as positions, for every sample; takes no memory."""
+    shared = value.ndim > 0 and value.shape[0] == 1 and rows > 1
+    return value.expand(rows, *value.shape[1:]) if shared else value
+
+
 def _hook(name: str, tap: Tap) -> Callable[..., Any]:
     def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         return tap(name, _first(args, kwargs), output)

@@ -9,10 +9,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from splitfg import Split, split
+
 Batch: TypeAlias = Mapping[str, Any] | tuple[Any, Tensor]
 """A dict with labels, or inputs and target."""
 
 Built: TypeAlias = tuple[nn.Module, Batch]
+
+
+def _split(model: nn.Module) -> Split:
+    return split(model, tied="include")
 
 
 @dataclass(frozen=True)
@@ -24,12 +30,14 @@ class Case:
         name: The class, and settings that matter.
         build: Makes the model and a batch; draws from torch's global generator.
         train: Whether the model stays in training mode.
+        cut: Splits the model.
     """
 
     library: str
     name: str
     build: Callable[[], Built]
     train: bool = False
+    cut: Callable[[nn.Module], Split] = _split
 
     def made(self, seed: int = 0) -> Built:
         """Build the model and its batch from a seed; the global generator stays as it was."""

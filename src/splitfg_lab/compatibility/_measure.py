@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import splitfg
 from splitfg import Estimate, Split, SplitError
 from splitfg.numerics import norm
-from splitfg.sites import Activities, ResidualTrunk
+from splitfg.sites import Activities, ResidualTrunk, each_row
 from splitfg.splitting import arguments
 from splitfg.tangents import Gaussian, Layout
 from splitfg.types import Params
@@ -62,16 +62,22 @@ class _Truth:
 Method = Callable[[_Truth], tuple[float, Params]]
 
 
-def measure(case: Case) -> dict[str, Cell]:
-    """Return a cell for every estimator; the same reason for all if the model cannot be built or split."""
+def measure(case: Case, methods: Iterable[str] | None = None) -> dict[str, Cell]:
+    """Return a cell for every estimator; the same reason for all if the model cannot be built or split.
+
+    Args:
+        case: The model class.
+        methods: Names of estimators; all by default.
+    """
+    names = list(METHODS) if methods is None else list(methods)
     try:
         model, batch = case.made()
-        truth = _truth(model, batch)
+        truth = _truth(model, batch, case.cut)
     except SplitError as error:
-        return {name: Cell("refused", reason=_first_line(error)) for name in METHODS}
+        return {name: Cell("refused", reason=_first_line(error)) for name in names}
     except Exception as error:
-        return {name: Cell("failed", reason=_described(error)) for name in METHODS}
-    return {name: _cell(method, truth) for name, method in METHODS.items()}
+        return {name: Cell("failed", reason=_described(error)) for name in names}
+    return {name: _cell(METHODS[name], truth) for name in names}
 
 
 def _cell(method: Method, truth: _Truth) -> Cell:
@@ -94,10 +100,10 @@ def _cell(method: Method, truth: _Truth) -> Cell:
     )
 
 
-def _truth(model: nn.Module, batch: Batch) -> _Truth:
+def _truth(model: nn.Module, batch: Batch, cut: Callable[[nn.Module], Split]) -> _Truth:
     untouched = copy.deepcopy(model)
     grads = _autograd(untouched, batch)
-    split = splitfg.split(model, tied="include")
+    split = cut(model)
     x, y = split.unpack(batch) if isinstance(batch, Mapping) else batch
     head = splitfg.FrozenTrunk()(split, x, y, generator=_generator()).grads
     trunk = {n: grads[n] - head[n] if n in head else grads[n] for n in split.trunk_params()}
@@ -124,17 +130,20 @@ def _autograd(model: nn.Module, batch: Batch) -> Params:
 def _output_gradients(model: nn.Module, batch: Batch, names: tuple[str, ...]) -> Params:
     """Return dL/dz at the outputs of the named modules."""
     outputs: Params = {}
-    with _kept(model, names, outputs), _same_masks():
+    labels = batch["labels"] if isinstance(batch, Mapping) else batch[1]
+    with _kept(model, names, outputs, labels.shape[0]), _same_masks():
         _loss(model, batch).backward()
     return {n: torch.zeros_like(z) if z.grad is None else z.grad for n, z in outputs.items()}
 
 
 @contextmanager
-def _kept(model: nn.Module, names: tuple[str, ...], outputs: Params) -> Iterator[None]:
+def _kept(model: nn.Module, names: tuple[str, ...], outputs: Params, rows: int) -> Iterator[None]:
     def hook(name: str) -> Any:
-        def keep(_module: nn.Module, _args: Any, z: Tensor) -> None:
+        def keep(_module: nn.Module, _args: Any, z: Tensor) -> Tensor:
+            z = each_row(z, rows)
             z.retain_grad()
             outputs[name] = z
+            return z
 
         return keep
 
@@ -180,6 +189,8 @@ def _distance(found: Params, expected: Params) -> float:
 def _whole(estimator: splitfg.Estimator) -> Method:
     def method(truth: _Truth) -> tuple[float, Params]:
         found: Estimate = estimator(truth.split, truth.x, truth.y, generator=_generator())
+        if not found.grads:
+            raise SplitError(["it reaches no trained parameter"])
         return _distance(found.grads, truth.grads), found.grads
 
     return method

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from splitfg import LinearHead, Split
 from splitfg.models import GPT, MLP, GPTConfig
 from splitfg_lab.compatibility._case import Built, Case
 
@@ -52,7 +53,7 @@ def torch_cases() -> list[Case]:
         Case("torch", "LSTM", partial(_built, partial(_recurrent, nn.LSTM), sequence)),
         Case("torch", "GRU", partial(_built, partial(_recurrent, nn.GRU), sequence)),
         Case("torch", "Embedding with padding_idx", partial(_built, _table, partial(torch.randint, 0, 7, (ROWS, 5)))),
-        Case("splitfg", "MLP", partial(_built, _own_mlp, rows)),
+        Case("splitfg", "MLP", partial(_built, _own_mlp, rows), cut=_cut_own_mlp),
         Case("splitfg", "GPT", _gpt),
     ]
 
@@ -73,6 +74,12 @@ def _mlp(dropout: float = 0.0) -> nn.Module:
 
 def _own_mlp() -> nn.Module:
     return nn.Sequential(MLP(6, widths=(8, 8), generator=torch.Generator()), nn.Linear(8, CLASSES))
+
+
+def _cut_own_mlp(model: nn.Module) -> Split:
+    trunk, last = model.children()
+    assert isinstance(last, nn.Linear)
+    return Split(trunk, LinearHead(last), model=model)
 
 
 def _group_norm(channels: int) -> nn.Module:
