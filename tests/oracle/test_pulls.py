@@ -209,3 +209,18 @@ def test_noise_has_the_size_of_r_and_no_direction():
     torch.testing.assert_close(given.norm(dim=-1), r.norm(dim=-1))
     cosines = torch.cosine_similarity(given, r)
     assert abs(cosines.mean().item()) < 5 / (2000 * 8) ** 0.5
+
+
+def test_a_falling_rate_follows_the_cosine():
+    maps, change = MeanJacobian(0.5, steps=4, last=0.2), {"block": torch.eye(2, dtype=DOUBLE)}
+    moved = []
+    for _ in range(6):
+        before = maps.at("block", torch.ones(2, dtype=DOUBLE))[0].item()
+        maps.apply(change)
+        moved.append(maps.at("block", torch.ones(2, dtype=DOUBLE))[0].item() - before)
+    half = 0.5**0.5 / 2
+    assert moved == pytest.approx([1.0, 0.6 + 0.8 * half, 0.6, 0.6 - 0.8 * half, 0.2, 0.2], rel=1e-6)
+    again = MeanJacobian(0.5, steps=4, last=0.2)
+    again.load_state_dict(maps.state_dict())
+    again.apply(change)
+    assert again.state_dict()["updates/count"] == 7

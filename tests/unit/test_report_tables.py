@@ -427,3 +427,23 @@ class TestCosts:
 
     def test_nothing_run_no_table(self):
         assert view_costs(groups()) is None
+
+
+def test_rows_that_were_not_run_collapse_to_a_footnote():
+    rows = (Row("Run", (Cell("a", "accuracy"),)), Row("Not yet", (Cell("b", "accuracy"),)))
+    table = Table("t", "t", ("Top-1",), rows, collapse=True)
+    view = view_table(table, groups(run("a", 60.0)))
+    assert [row.label for row in view.rows] == ["Run"]
+    assert view.footnotes[-1][1] == "Not run: Not yet."
+    assert [row.label for row in view_table(table, groups()).rows] == ["Run", "Not yet"]  # a table keeps its rows
+
+
+def test_reverse_passes_inside_blocks_are_no_forward_only_method():
+    runs = [run("a", 60.0, trunk_backward=0.0), run("b", 70.0, trunk_backward=0.0, block_backward=4.0)]
+    view = grid(
+        [[Cell("a", "accuracy"), Cell("b", "accuracy")], [Cell("a", "block_backward"), Cell("b", "block_backward")]],
+        *runs,
+    )
+    first, second = view.rows
+    assert [c.forward_only for c in first.cells] == [True, False]
+    assert [c.value for c in second.cells] == [0.0, 4.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from splitfg.errors import SplitError
 from splitfg.numerics import widened
 from splitfg.tangents import row_noise
 from splitfg.types import Params
+
+_UPDATES = "updates/count"  # no module's name has a slash
 
 
 class Feedback(ABC):
@@ -166,8 +169,15 @@ class MeanJacobian(LearnedMaps):
     around the mean. Maps begin as the identity, which is the direct path; those between different numbers of features
     begin at zero.
 
+    With ``steps``, the rate falls as a cosine schedule's learning rate does: maps follow while the trunk moves fast,
+    and average over more steps later,
+
+        rate_t = rate (last + (1 - last) (1 + cos(π t / steps)) / 2).
+
     Args:
-        rate: How far a step moves the maps.
+        rate: How far a step moves the maps, at first.
+        steps: Number of updates over which the rate falls; ``None`` for a constant rate.
+        last: Where it ends, as a share of ``rate``.
 
     Example:
         >>> import torch
@@ -180,11 +190,15 @@ class MeanJacobian(LearnedMaps):
         torch.Size([2, 4])
     """
 
-    def __init__(self, rate: float = 0.15) -> None:
-        if not 0.0 < rate <= 1.0:
-            raise ValueError(f"rate must be in (0, 1], got {rate}")
-        self.rate = rate
+    def __init__(self, rate: float = 0.15, *, steps: int | None = None, last: float = 0.1) -> None:
+        found = [f"{name} must be in (0, 1], got {v}" for name, v in (("rate", rate), ("last", last)) if not 0 < v <= 1]
+        if steps is not None and steps < 1:
+            found.append(f"steps must be at least 1, got {steps}")
+        if found:
+            raise ValueError("; ".join(found))
+        self.rate, self.steps, self.last = rate, steps, last
         self._maps: Params = {}
+        self._updates: Tensor | None = None
 
     def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return r J_iᵀ with the writer's map."""
@@ -209,16 +223,32 @@ class MeanJacobian(LearnedMaps):
 
     def apply(self, change: Mapping[str, Tensor]) -> None:
         """Add a change in place: captured steps replay on the same memory."""
+        factor = self._factor(change)
         for name, step in change.items():
-            self._maps.setdefault(name, self._map(name, step, *step.shape)).add_(step)
+            moved = self._maps.setdefault(name, self._map(name, step, *step.shape))
+            moved.add_(step if factor is None else factor.to(step.dtype) * step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the maps."""
-        return dict(self._maps)
+        """Return the maps, and the number of updates if the rate falls."""
+        return dict(self._maps) if self._updates is None else {**self._maps, _UPDATES: self._updates}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the maps from :meth:`state_dict`."""
-        self._maps = {name: m.clone() for name, m in state.items()}
+        self._maps = {name: m.clone() for name, m in state.items() if name != _UPDATES}
+        self._updates = state[_UPDATES].clone() if _UPDATES in state else None
+
+    def _factor(self, change: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the rate's present share, and count the update, on the device; ``None`` for a constant rate."""
+        if self.steps is None or not change:
+            return None
+        device = next(iter(change.values())).device
+        if self._updates is None:
+            self._updates = torch.zeros((), device=device)
+        elif self._updates.device != device:
+            self._updates = self._updates.to(device)
+        passed = (self._updates / self.steps).clamp(max=1)
+        self._updates.add_(1)
+        return self.last + (1 - self.last) * (1 + torch.cos(math.pi * passed)) / 2
 
     def _map(self, writer: str, like: Tensor, features: int, top: int) -> Tensor:
         if writer not in self._maps:

@@ -5,6 +5,7 @@
 """
 
 from splitfg.recipes._direct_path import (
+    AnnealedMapsFeedback,
     DirectPathMethod,
     FeedbackRecipe,
     IdentityFeedback,
@@ -57,6 +58,7 @@ __all__ = [
     "AdamL2",
     "AdamW",
     "AlignedRule",
+    "AnnealedMapsFeedback",
     "BackpropMethod",
     "CoarseProbe",
     "ConditionedLaw",

@@ -84,6 +84,30 @@ class MeanJacobianFeedback(FeedbackRecipe):
 
 
 @dataclass(frozen=True)
+class AnnealedMapsFeedback(FeedbackRecipe):
+    """Mean-Jacobian maps whose rate falls with the learning rate.
+
+    Attributes:
+        steps: Updates over which the rate falls.
+        rate: Step size of the maps' updates at first, in (0, 1].
+        last: Where it ends, as a share of ``rate``.
+    """
+
+    steps: int
+    rate: float = 0.15
+    last: float = 0.1
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "steps") + not_positive(self, "rate", "last"))
+
+    def build(self) -> Feedback:
+        """Return :class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
+        from splitfg.feedback import MeanJacobian
+
+        return MeanJacobian(self.rate, steps=self.steps, last=self.last)
+
+
+@dataclass(frozen=True)
 class DirectPathMethod(MethodRecipe):
     """Exact head; u, carried along the residual stream, trains the layers that write to the stream.
 

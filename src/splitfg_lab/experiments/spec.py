@@ -100,6 +100,7 @@ class Table:
         best_in: Where the best cell is marked: in each row (methods side by side), in each column, or in the whole
             table (a grid of settings).
         decimals: Digits after the point.
+        collapse: Leave out rows of which nothing was run, and list them in a footnote.
     """
 
     key: str
@@ -110,6 +111,7 @@ class Table:
     best_in: Literal["row", "column", "table"] = "column"
     decimals: int = 1
     note: str = ""
+    collapse: bool = False
 
 
 @dataclass(frozen=True)

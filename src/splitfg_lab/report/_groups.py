@@ -83,6 +83,8 @@ def _metric(report: RunReport, name: str) -> float | None:
     """Return a metric, or a quantity that every report has, by name; ``None`` if the run did not measure it."""
     if report.status == "diverged":
         return math.nan
+    if name == "block_backward" and report.block_backward is None and report.trunk_backward is not None:
+        return 0.0  # recorded only where there are any
     return (quantities(report) | report.metrics).get(name)
 
 

@@ -24,6 +24,12 @@ class RowView:
     label: str
     cells: tuple[CellView, ...]
 
+    @property
+    def is_unrun(self) -> bool:
+        """Whether it has cells for runs, and none of these was run."""
+        states = {cell.state for cell in self.cells} - {"text"}
+        return states == {"not run"} and not any(cell.variants for cell in self.cells)
+
 
 @dataclass(frozen=True)
 class ColumnView:
@@ -58,11 +64,15 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     mark_best(rows, table)
     tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
+    unrun = [view.label for view in views if table.collapse and view.is_unrun]
+    kept = tuple(view for view in views if view.label not in unrun)
     columns = _columns(table)
     footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
     if tests:
         footnotes.append(("p", _TESTED.format("1 test" if tests == 1 else f"{tests} tests")))
-    return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)))
+    if unrun and kept:
+        footnotes.append(("–", f"Not run: {'; '.join(unrun)}."))
+    return TableView(table, columns, kept or views, tuple(footnotes), provenance(_runs_behind(table, groups)))
 
 
 def _columns(table: Table) -> tuple[ColumnView, ...]:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from splitfg.recipes import (
     Adam,
     AdamW,
+    AnnealedMapsFeedback,
     BackpropMethod,
     DeltaMapRule,
     DirectPathMethod,
+    FeedbackRecipe,
     FrozenMethod,
     IdentityFeedback,
     LearnedFeedbackMethod,
@@ -59,10 +61,11 @@ class Rung:
     seeds: tuple[int, ...] = (0,)
 
 
-def _pull(feedback: MeanJacobianFeedback | IdentityFeedback | RandomFeedback, pulls: int = 1) -> ParallelPullMethod:
+def _pull(feedback: FeedbackRecipe, pulls: int = 1) -> ParallelPullMethod:
     return ParallelPullMethod(feedback, pulls)
 
 
+_FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
 _DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
@@ -76,12 +79,16 @@ RUNGS: dict[str, Rung] = {
     "maps": Rung(
         "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
     ),
+    "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
     "pull-random": Rung("Random maps, one pull", _pull(RandomFeedback()), (0.1,), _OWN),
     "pull-identity": Rung("r unchanged, one pull", _pull(IdentityFeedback()), (0.3, 0.1), _OWN),
     "pull2-identity": Rung("r unchanged, two pulls", _pull(IdentityFeedback(), 2), (0.3, 0.1), _TWO),
     "pull3-identity": Rung("r unchanged, three pulls", _pull(IdentityFeedback(), 3), (0.3,), "n + 6"),
     "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
+    "pull-fastmaps": Rung("Faster maps, one pull", _pull(MeanJacobianFeedback(0.135)), (0.1, 0.06), "2n + 2"),
+    "pull-annealed": Rung("Maps with a falling rate, one pull", _pull(_FALLING), (0.1, 0.3), "2n + 2"),
+    "pull2-annealed": Rung("Maps with a falling rate, two pulls", _pull(_FALLING, 2), (0.1, 0.3), "2n + 4"),
     "pull2-maps": Rung("Maps, two pulls", _pull(SLOW_MAPS, 2), (0.1, 0.3), "2n + 4", seeds=THREE),
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),

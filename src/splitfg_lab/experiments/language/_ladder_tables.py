@@ -61,6 +61,7 @@ def _ladder(corpus: str) -> Table:
         " per step of the runs with the 10% budget; step times of separate processes, compiled and captured. The"
         " critical path counts what must wait for what, for n blocks on as many devices: a forward pass through a block"
         f" takes 1, with a tangent 2, a pull 2. {corpus}",
+        collapse=True,
     )
 
 
@@ -103,7 +104,7 @@ def _by_rho(corpus: str) -> Table:
     rows.append(Row("Backprop, AdamW", (*decayed, None)))
     columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search")
     title = "The ladder by trunk step scale, 10% budget: validation perplexity"
-    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=corpus)
+    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=corpus, collapse=True)
 
 
 def _searched(name: str) -> Cell | None:
@@ -121,7 +122,9 @@ def _by_budget(corpus: str) -> Table:
         for rho in RUNGS[name].rhos
     ]
     title = "The ladder by budget: validation perplexity, each run annealed over its own budget"
-    return Table("language-ladder-budget", title, tuple(budgets.values()), tuple(rows), "lower", note=corpus)
+    return Table(
+        "language-ladder-budget", title, tuple(budgets.values()), tuple(rows), "lower", note=corpus, collapse=True
+    )
 
 
 def _by_size(corpus: str) -> Table:
@@ -133,7 +136,7 @@ def _by_size(corpus: str) -> Table:
     ]
     columns = tuple(f"{title}, {steps:,} steps" for _, steps, title in SIZES.values())
     title = "The ladder for other trunks: validation perplexity"
-    return Table("language-ladder-size", title, columns, tuple(rows), "lower", note=corpus)
+    return Table("language-ladder-size", title, columns, tuple(rows), "lower", note=corpus, collapse=True)
 
 
 def _by_eps(corpus: str) -> Table:
@@ -150,6 +153,7 @@ def _by_eps(corpus: str) -> Table:
         "row",
         note="Joint clipping shrinks the head's gradient beside the trunk's noise; a large eps makes Adam's steps"
         f" smaller where gradients are small. {corpus}",
+        collapse=True,
     )
 
 
