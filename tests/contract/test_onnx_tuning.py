@@ -246,6 +246,17 @@ class TestInt8:
         )
         assert Path(quantised).read_bytes() == before
 
+    def test_perturbations_take_steps_over_many_levels(self, quantised, images):
+        assert OnnxTrunk(quantised, adapters=ScaleAndBias()).rounds
+        assert not OnnxTrunk(convolutional()).rounds
+        x, y = images
+        for method, step in (("activity", "step"), ("weights", "engine")):
+            tuned = OnnxClassifier(quantised, adapters=ScaleAndBias(), method=method, steps=1, K=2)
+            used, plain = (
+                tuned.set_params(model=m).prepare(x, y).learner.estimator for m in (quantised, convolutional())
+            )
+            assert getattr(used, step) != getattr(plain, step)
+
     def test_int8_weights_without_adapters_raise_with_the_cure(self, quantised):
         with pytest.raises(splitfg.SplitError, match="adapters"):
             OnnxTrunk(quantised, train="*fc*")

@@ -18,6 +18,7 @@ from splitfg.onnx import _functions, _layers  # noqa: F401  # register the trans
 from splitfg.onnx._adapters import Adapter, Site, adapted, merge
 from splitfg.onnx._engine import OnnxDevice
 from splitfg.onnx._file import OnnxFile, is_float, read_names
+from splitfg.onnx._modules import Rounding
 from splitfg.onnx._translate import needed, trainable, translate
 
 
@@ -79,6 +80,11 @@ class OnnxTrunk(DeviceTrunk):
         self.file, self.cut = opened, h
         self._adapters, self._sites = adapters, tuple(sites)
         self.loose = tuple(context.loose)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the graph quantises tensors, so that small perturbations get lost."""
+        return any(isinstance(node.module, Rounding) for node in self.wiring.nodes)
 
     @property
     def engine(self) -> OnnxDevice:

@@ -17,18 +17,26 @@ from splitfg.estimators import Estimator, FrozenTrunk, LearnedFeedback, SplitFG
 from splitfg.hardware import ActivityPerturbation, DeviceTrunk
 from splitfg.heads import CrossEntropy, LinearHead
 from splitfg.learners import GradientLearner
+from splitfg.onnx._trunk import OnnxTrunk
 from splitfg.splitting import Split
 from splitfg.training import CosineWithWarmup, Epochs, parameter_groups
 from splitfg.types import StepStats
 
-METHODS: Final[Mapping[str, Callable[[int], Estimator]]] = {
-    "learned_feedback": lambda K: LearnedFeedback(),  # noqa: ARG005
-    "activity": lambda K: ActivityPerturbation(K=K),
-    "activity_and_feedback": lambda K: ActivityPerturbation(K=K, prediction=LearnedFeedback()),
-    "weights": lambda K: SplitFG(K=K, engine=CentralDifference()),
-    "head": lambda K: FrozenTrunk(),  # noqa: ARG005
+_STEP, _COARSE_STEP = 0.05, 0.3
+"""Steps of activity perturbations, relative; the larger one moves tensors over many levels of an int8 graph."""
+
+_LEVELS = 256
+
+METHODS: Final[Mapping[str, Callable[[int, bool], Estimator]]] = {
+    "learned_feedback": lambda K, coarse: LearnedFeedback(),  # noqa: ARG005
+    "activity": lambda K, coarse: ActivityPerturbation(K=K, step=_COARSE_STEP if coarse else _STEP),
+    "activity_and_feedback": lambda K, coarse: ActivityPerturbation(
+        K=K, step=_COARSE_STEP if coarse else _STEP, prediction=LearnedFeedback()
+    ),
+    "weights": lambda K, coarse: SplitFG(K=K, engine=CentralDifference(noise=1 / _LEVELS if coarse else None)),
+    "head": lambda K, coarse: FrozenTrunk(),  # noqa: ARG005
 }
-"""Methods by name, as functions of K."""
+"""Methods by name, as functions of K and of whether the graph rounds its tensors."""
 
 _ROWS = 256
 """Rows per run outside training."""
@@ -97,7 +105,7 @@ class Tuning:
         groups = parameter_groups(split, lr=settings.learning_rate, rho=settings.rho)
         self.learner = GradientLearner(
             split,
-            METHODS[settings.method](settings.K),
+            METHODS[settings.method](settings.K, isinstance(split.trunk, OnnxTrunk) and split.trunk.rounds),
             torch.optim.Adam(groups),
             schedule=CosineWithWarmup(settings.steps),
             clip_apart=True,
