@@ -10,7 +10,7 @@ from splitfg_lab.runs.config import to_json
 
 COLOURS: Final = (
     "#1b62a5", "#c2491d", "#12795a", "#8b4aa8", "#9a6b00", "#0d8496", "#b53a6b", "#5c6570", "#6b8e23", "#7a5c3e",
-    "#2fa84f",
+    "#2fa84f", "#4a4fc4",
 )  # fmt: skip
 """Line colours on a light page; the page's ``--fig-series-N`` replaces the N-th."""
 
@@ -26,6 +26,7 @@ _BY_METHOD: Final = {
     "activity": 8,
     "hopfield": 9,
     "learned_feedback": 10,
+    "parallel_pull": 11,
 }
 _SAME: Final = {
     "es": "evolution",
@@ -38,6 +39,12 @@ _SAME: Final = {
     "bigram": "hopfield",
     "direct": "direct_path",
     "conditioned": "split_fg",
+    "pull": "parallel_pull",
+    "learned": "learned_feedback",
+    "maps": "direct_path",
+    "weights": "split_fg",
+    "head": "frozen",
+    "activity_and_feedback": "activity",
 }
 
 _TITLES: Final = {
