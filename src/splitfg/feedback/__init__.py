@@ -9,7 +9,15 @@ In any trunk of layers, a :class:`Route` carries u to every layer through maps t
 
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
-from splitfg.feedback._probes import CoarseReadout, Difference, ForwardDerivative, MismatchedPassError, Probe, Response
+from splitfg.feedback._probes import (
+    CoarseReadout,
+    Difference,
+    ForwardDerivative,
+    LayerDifference,
+    MismatchedPassError,
+    Probe,
+    Response,
+)
 from splitfg.feedback._routes import Direct, Relay, Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
 
@@ -23,6 +31,7 @@ __all__ = [
     "FixedMaps",
     "ForwardDFA",
     "ForwardDerivative",
+    "LayerDifference",
     "LearnedMaps",
     "MapRule",
     "MeanJacobian",

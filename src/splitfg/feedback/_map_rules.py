@@ -90,7 +90,9 @@ class Proximal(_StartsAtZero):
 class DeltaRule(_StartsAtZero):
     """M ← M + rate / (n + d) · Rᵀ E with the rest R = T - E Mᵀ: no solve, for white perturbations.
 
-    Stable for white unit noise and rates up to one half; perturbations that are correlated can make it diverge.
+    White noise multiplies the expected squared error of the maps by about 1 - (2 rate - rate²) n / (n + d): with rate 1
+    by d / (n + d), as a :class:`Proximal` step does, at the price of two products. Correlated perturbations can make it
+    diverge, so give it white ones, as of :class:`LayerDifference`.
 
     Args:
         rate: How far a step moves the maps.

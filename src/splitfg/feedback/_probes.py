@@ -36,6 +36,20 @@ class Response(ABC):
     def h(self) -> Tensor:
         """Return the change of h."""
 
+    def layer(self, place: int, noise: Noise, samples: int) -> tuple[Tensor, Tensor] | None:
+        """Return how a layer's input and output moved, on some samples; ``None`` if its input is no float tensor.
+
+        Args:
+            place: Of the layer's call.
+            noise: The noise; that at the layer's own output is not its response.
+            samples: How many samples suffice.
+        """
+        da, dz = self.input(place), self.output(place)
+        if da is None or dz is None:
+            return None
+        dz = dz - noise[place] if place in noise else dz
+        return (da[:samples], dz[:samples]) if da.shape[0] == dz.shape[0] else (da, dz)
+
 
 @dataclass(frozen=True)
 class _Differences(Response):
@@ -70,6 +84,37 @@ class _Tangents(Response):
 
     def h(self) -> Tensor:
         return self.found["h"]
+
+
+@dataclass(frozen=True)
+class _LayersAlone(Response):
+    """Differences of single layers, from what they read and wrote in a recorded pass."""
+
+    tape: Tape
+    width: Tensor
+
+    def input(self, place: int) -> Tensor | None:  # noqa: ARG002
+        raise SplitError([self._words])
+
+    output = input
+
+    def h(self) -> Tensor:
+        raise SplitError([self._words])
+
+    @property
+    def _words(self) -> str:
+        return "LayerDifference runs layers alone, so that nothing reaches h: use Difference() with this route"
+
+    def layer(self, place: int, noise: Noise, samples: int) -> tuple[Tensor, Tensor] | None:
+        operation = self.tape.operations[place]
+        a = _first(operation)
+        source = next((i for i in noise if self.tape.operations[i].output is a), None)
+        if a is None or source is None:
+            return None
+        if operation.module is None:
+            raise SplitError([f"{operation} is no module that runs alone: use Difference()"])
+        e = noise[source].expand(a.shape)[:samples]
+        return e, (operation.module(a[:samples] + self.width * e) - operation.output[:samples]) / self.width
 
 
 class Probe(ABC):
@@ -129,6 +174,42 @@ class Difference(Probe):
         above = _matched(tape, rerun(_adding(noise, scale)))
         below = _matched(tape, rerun(_adding(noise, -scale))) if self.central else tape
         return _Differences(above, below, 2 * scale if self.central else scale)
+
+
+@dataclass(frozen=True)
+class LayerDifference(Probe):
+    """Every layer once more and by itself, with noise added to what it read: (layer(a + ε e) - layer(a)) / ε.
+
+    Cheaper than :class:`Difference`: nothing between layers runs again, every layer runs on as few samples as its map
+    needs, no second pass is kept, and the noise stays white. It needs a trunk whose layers can be called alone, and a
+    route that maps layers, as :class:`Relay`.
+
+    Args:
+        step: ε, relative to the root mean square of what is perturbed.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import LearnedFeedback
+        >>> from splitfg.feedback import LayerDifference
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = LearnedFeedback(probe=LayerDifference()), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> estimator.update_state(split, estimate)
+    """
+
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        raise_if([] if self.step > 0 else [f"step must be positive, got {self.step}"])
+
+    @property
+    def passes(self) -> int:
+        """One: every layer runs once more, on some of the samples."""
+        return 1
+
+    def __call__(self, tape: Tape, rerun: Rerun, noise: Noise) -> Response:  # noqa: ARG002
+        """Return the responses of layers, each computed where it is asked for."""
+        return _LayersAlone(tape, self.step * _root_mean_square(tape, noise))
 
 
 @dataclass(frozen=True)

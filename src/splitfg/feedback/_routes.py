@@ -164,12 +164,9 @@ class Relay(Route):
         for place, operation in layer_operations(tape):
             if not tape.is_active(operation.input):
                 continue
-            da, dz = response.input(place), response.output(place)
-            if da is not None and dz is not None:
-                dz = dz - noise[place] if place in noise else dz  # the layer did not cause its own output's noise
-                enough = slice(_samples(operation)) if da.shape[0] == dz.shape[0] else slice(None)
-                rows = _rows(_module(operation), da[enough], dz[enough])
-                found.setdefault(operation.name, []).append(rows)
+            moved = response.layer(place, noise, _samples(operation))
+            if moved is not None:
+                found.setdefault(operation.name, []).append(_rows(_module(operation), *moved))
         changes = {}
         for name, pairs in found.items():
             e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))

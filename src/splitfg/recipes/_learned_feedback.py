@@ -190,6 +190,26 @@ class DifferenceProbe(ProbeRecipe):
 
 
 @dataclass(frozen=True)
+class LayerProbe(ProbeRecipe):
+    """Differences of single layers, each run alone.
+
+    Attributes:
+        step: Size of the noise, relative to the root mean square of the perturbed values.
+    """
+
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "step"))
+
+    def build(self) -> Probe:
+        """Return :class:`~splitfg.feedback.LayerDifference`."""
+        from splitfg.feedback import LayerDifference
+
+        return LayerDifference(self.step)
+
+
+@dataclass(frozen=True)
 class CoarseProbe(ProbeRecipe):
     """Differences of readings with few bits, or with noise.
 

@@ -14,6 +14,7 @@ from splitfg.recipes import (
     Adam,
     AdamL2,
     BackpropMethod,
+    DeltaMapRule,
     DirectPathMethod,
     DirectRoute,
     EvolutionMethod,
@@ -21,6 +22,7 @@ from splitfg.recipes import (
     ForwardForwardMethod,
     FrozenMethod,
     HopfieldMethod,
+    LayerProbe,
     LearnedFeedbackMethod,
     MeanJacobianFeedback,
     MethodRecipe,
@@ -60,6 +62,10 @@ _METHODS: dict[str, MethodRecipe] = {
 }
 FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
     "learned": ("learned feedback", LearnedFeedbackMethod()),
+    "learned-layers": (
+        "learned feedback, layers measured alone",
+        LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe()),
+    ),
     "learned-direct": ("learned feedback, direct route", LearnedFeedbackMethod(DirectRoute())),
     "dfa": ("direct feedback alignment", LearnedFeedbackMethod(DirectRoute(FixedRule()))),
     "alignment": ("feedback alignment", LearnedFeedbackMethod(RelayRoute(FixedRule()))),

@@ -18,6 +18,7 @@ from splitfg.recipes import (
     FeedbackRecipe,
     FrozenMethod,
     IdentityFeedback,
+    LayerProbe,
     LearnedFeedbackMethod,
     MeanJacobianFeedback,
     MethodRecipe,
@@ -69,6 +70,7 @@ _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
 _DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
+_ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
 _FORWARD, _OWN, _TWO, _MAPS = "n", "n + 2", "n + 4", "2n"
 
 RUNGS: dict[str, Rung] = {
@@ -93,6 +95,7 @@ RUNGS: dict[str, Rung] = {
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
     "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
+    "learned-layers": Rung("Learned feedback, layers measured alone", _ALONE, (0.3, 0.1), "3n"),
     "learned-delta": Rung("Learned feedback, delta rule", _DELTA, (0.3, 0.1), "4n"),
     "tuned": Rung("Backprop, tuned", BackpropMethod(), (0.3, 0.1), "3n", seeds=THREE),
 }
