@@ -216,7 +216,10 @@ def _activity(truth: _Truth) -> tuple[float, Params]:
     found = estimator(truth.split, truth.x, truth.y, generator=_generator())
     declared = getattr(trunk, "activities", None)
     names = (declared() if callable(declared) else Activities()).names(trunk)
-    expected, draws, scores = truth.outputs(names), _after_masks(truth), []
+    outer = {id(module): name for name, module in truth.split.model.named_modules()}
+    inner = {outer[id(trunk.get_submodule(name))]: name for name in names}
+    expected = {inner[name]: delta for name, delta in truth.outputs(tuple(inner)).items()}
+    draws, scores = _after_masks(truth), []
     called = [name for name in names if name in expected]
     for _ in range(TANGENTS):
         noise = {n: torch.randn(expected[n].shape, dtype=expected[n].dtype, generator=draws) for n in called}
