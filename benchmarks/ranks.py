@@ -35,39 +35,35 @@ _LONGEST_S = 30.0
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
     parser.add_argument("--record", action="store_true")
+    parser.add_argument(
+        "--scaling", action="store_true", help="measure the scaling alone, and keep the rest as recorded"
+    )
     args = parser.parse_args()
-    found = measure()
+    kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
+    found = {"K": K, "load": os.getloadavg()[0], "sizes": {name: sizes(name) for name in MODELS}}
+    scaling = [case for ranks in (1, 2, 4) for case in run(ranks, _scaling())]
+    found |= {"scaling": scaling, "simulated": simulated(scaling)}
+    found["limited"] = kept["limited"] if args.scaling else limited()
     print(json.dumps(found, indent=1))
     if args.record:
-        kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
         record(RECORDED, torch.device("cpu"), found | {"kills": kept.get("kills")})
 
 
-def measure() -> dict[str, Any]:
-    """Return everything that is recorded."""
-    scaling = [case for ranks in (1, 2, 4) for case in run(ranks, _scaling())]
-    unlimited = {(c["method"], c["ranks"]): c for c in run(2, [_tiny(method) for method in METHODS[:3]])}
-    limited = run(
-        2, [_tiny(m, rate) for m in METHODS[:3] for rate, bits in RATES.items() if _bearable(unlimited, m, bits)]
-    )
-    for case in limited:
-        whole = unlimited[case["method"], 2]
-        model = shared_step_s(whole["step_ms"] / 1e3, case["wire_bytes"], 2, RATES[case["rate"]])
-        case["model_ms"] = round(1e3 * model, 1)
-    return {
-        "K": K,
-        "load": os.getloadavg()[0],
-        "sizes": {name: sizes(name) for name in MODELS},
-        "scaling": scaling,
-        "limited": [*unlimited.values(), *limited],
-        "simulated": simulated(scaling),
-    }
+def limited() -> list[dict[str, Any]]:
+    """Return steps of a small model at several rates of the loopback device, and what the model expects."""
+    whole = {case["method"]: case for case in run(2, [_tiny(method) for method in METHODS[:3]])}
+    cases = [_tiny(m, rate) for m in METHODS[:3] for rate, bits in RATES.items() if _bearable(whole[m], bits)]
+    found = run(2, cases)
+    for case in found:
+        unlimited = whole[case["method"]]["step_ms"] / 1e3
+        case["model_ms"] = round(1e3 * shared_step_s(unlimited, case["wire_bytes"], 2, RATES[case["rate"]]), 1)
+    return [*whole.values(), *found]
 
 
 def simulated(scaling: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the model's step times of small8, with the computation and messages that one process measured."""
+    """Return the model's step times of small8, with the CPU time of one process and its messages."""
     trunk, head = (4 * sizes("small8")[part] for part in ("trunk", "head"))
-    compute = {c["method"]: c["step_ms"] / 1e3 for c in scaling if c["ranks"] == 1}
+    compute = {c["method"]: c["cpu_ms"] / 1e3 for c in scaling if c["ranks"] == 1}
     messages = {
         "split_fg": [4 * (K + 4), head],
         "split_fg_local_heads": [4 * (K + 4)],
@@ -121,8 +117,7 @@ def _tiny(method: str, rate: str | None = None) -> dict[str, Any]:
     return {"model": "tiny", "method": method, "rows": 2, "length": 32, "steps": 5, "rate": rate}
 
 
-def _bearable(unlimited: dict[Any, dict[str, Any]], method: str, bits: float) -> bool:
-    case = unlimited[method, 2]
+def _bearable(case: dict[str, Any], bits: float) -> bool:
     return shared_step_s(case["step_ms"] / 1e3, case["wire_bytes"], 2, bits) < _LONGEST_S
 
 

@@ -24,6 +24,7 @@ extensions = [
     "aliases",
     "mathml",
     "results_pages",
+    "ranks_page",
 ]
 exclude_patterns = ["_build", "_parts", "notes"]
 highlight_language = "none"  # of docstring equations; code blocks name theirs

@@ -4,7 +4,7 @@ from splitfg.distributed._estimator import DistributedEstimator
 from splitfg.distributed._local_heads import LocalHeads
 from splitfg.distributed._ranks import Ranks, connect
 from splitfg.distributed._replicas import check_replicas
-from splitfg.distributed._scores import ScoreLog, replay
+from splitfg.distributed._scores import ScoreLog, gradient_from_scores, replay
 from splitfg.distributed._sharded_head import ShardedHead
 from splitfg.errors import LostRankError
 
@@ -17,5 +17,6 @@ __all__ = [
     "ShardedHead",
     "check_replicas",
     "connect",
+    "gradient_from_scores",
     "replay",
 ]

@@ -18,10 +18,48 @@ from splitfg.estimators import EvolutionStrategy, ForwardGradient, SplitFG
 from splitfg.learners import GradientLearner
 from splitfg.splitting import Split
 from splitfg.training import write_grads
-from splitfg.types import Estimate, Stats
+from splitfg.types import Estimate, Params, Stats
 
 _MAGIC: Final = b"splitfg scores 1\n"
 _FORMATS: Final = {torch.float32: "f", torch.float64: "d"}
+
+
+def gradient_from_scores(
+    estimator: SplitFG | ForwardGradient | EvolutionStrategy,
+    split: Split,
+    scores: Tensor,
+    *,
+    generator: torch.Generator,
+) -> Params:
+    """Return the gradient of an estimate from its scores and seed: Σ_k d_k v_k / K, or as its combination asks.
+
+    Anybody with the same parameters and seed can do so; a parameter server or federated clients need to exchange no
+    more than the K scores. Sum scores of several clients, weighted by their numbers of targets, before this.
+
+    Args:
+        estimator: The estimator of the scores.
+        split: The network, at the parameters of the estimate.
+        scores: The K scores, ``estimate.stats.scores``.
+        generator: In the state from which the estimate was drawn; advanced by K tangents.
+
+    Returns:
+        Gradients of the trunk's parameters, for ``ForwardGradient`` and ``EvolutionStrategy`` of all parameters: bit
+        for bit those of the estimate.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> from splitfg.distributed import gradient_from_scores
+        >>> from splitfg.testing import example_split
+        >>> estimator, (split, x, y) = splitfg.SplitFG(K=4), example_split()
+        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(5))
+        >>> grads = gradient_from_scores(
+        ...     estimator, split, estimate.stats.scores, generator=torch.Generator().manual_seed(5)
+        ... )
+        >>> all(torch.equal(estimate.grads[name], grad) for name, grad in grads.items())
+        True
+    """
+    return estimator.from_scores(split, scores, generator=generator)
 
 
 class ScoreLog:

@@ -81,7 +81,7 @@ class EvolutionStrategy(DrawsByLaw):
         return self._over_all().part(split, x, y, generator=generator, share=share)
 
     def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
-        """Combine scores and directions; see :meth:`splitfg.SplitFG.from_scores`."""
+        """Combine scores and directions; see :func:`splitfg.distributed.gradient_from_scores`."""
         return self._over_all().from_scores(split, scores, generator=generator)
 
     def _over_all(self) -> ForwardGradient:

@@ -1,0 +1,120 @@
+"""Write the page on several processes, ``docs/results/ranks.md``, from ``benchmarks/ranks.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[1]
+RECORDED = DOCS.parent / "benchmarks" / "ranks.json"
+PAGE = DOCS / "results" / "ranks.md"
+NAMES = {
+    "split_fg": "Split-FG, head averaged",
+    "split_fg_local_heads": "Split-FG, local heads",
+    "ddp": "Backprop, DDP",
+    "ddp_trunk": "Backprop, DDP, trunk only",
+}
+SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
+
+
+def write_page(app: Sphinx) -> None:  # noqa: ARG001
+    if not RECORDED.exists():
+        return
+    text = page(json.loads(RECORDED.read_text(encoding="utf-8")))
+    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the Markdown page."""
+    sizes, K = found["sizes"]["small8"], found["K"]
+    blocks = [
+        "---\nhide-toc: true\n---",
+        "# Several processes: bytes, time and faults",
+        f"From `python -m benchmarks.ranks --record` and `python -m benchmarks.rank_kills --record`, {found['date']},"
+        f" {found['device']}, torch {found['torch']}, revision {str(found['git'])[:10]}. One thread per process, gloo,"
+        f" on two cores that other jobs shared (load {found['load']:.0f}), so CPU times are steadier than step times."
+        " `benchmarks/ranks.json` has all numbers.",
+        f"## GPT small8, K = {K}",
+        f"{sizes['trunk']:,} numbers in the trunk, {sizes['head']:,} in the head. Every process has 2 rows of 64"
+        " tokens.",
+        _scaling(found["scaling"]),
+        "Bytes are per process and step: as handed to the process group, and as counted by the loopback device of a"
+        " network namespace, TCP headers included. Four processes share two cores.",
+        "## Limited bandwidth, measured",
+        "A smaller GPT (4 layers, width 128, 1,000 tokens), two processes that share one medium, limited with `tc tbf`."
+        " The model is the unlimited step plus the bytes on the wire at the limit.",
+        _limited(found["limited"]),
+        "## Bandwidth, latency and workers, simulated",
+        "small8; computation is the CPU time of one process, messages as above, nothing overlaps. An all-reduce of M"
+        " bytes takes the shorter of a ring, 2 (N - 1) (8 M / N / bandwidth + latency), and recursive doubling,"
+        " log2 N (8 M / bandwidth + latency). Seconds per step. Local heads: without the"
+        " exchange of heads, which sends one head every n steps. Latency was not measured: the kernel had no `netem`.",
+        _simulated(found["simulated"]),
+    ]
+    blocks += _kills(found.get("kills"))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _scaling(cases: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        (
+            NAMES[c["method"]],
+            c["ranks"],
+            *(f"{c[kind]:,.0f}" for kind in ("step_ms", "cpu_ms", "group_bytes", "wire_bytes")),
+        )
+        for c in cases
+    ]
+    header = ("method", "processes", "step, ms", "CPU time, ms", "bytes to the group", "bytes on the wire")
+    return _table(header, rows)
+
+
+def _limited(cases: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        (
+            NAMES[c["method"]],
+            c["rate"] or "unlimited",
+            f"{c['step_ms']:,.0f}",
+            f"{c['model_ms']:,.0f}" if c["rate"] else "",
+        )
+        for c in cases
+    ]
+    return _table(("method", "rate", "step, ms", "model, ms"), rows)
+
+
+def _simulated(cases: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        (c["workers"], c["bandwidth"], c["latency"], *(f"{c[method]:,.2f}" for method in SHOWN))
+        for c in cases
+        if c["latency"] in ("0.05 ms", "20 ms")
+    ]
+    return _table(("workers", "bandwidth", "latency", *(NAMES[m] for m in SHOWN)), rows)
+
+
+def _kills(found: dict[str, Any] | None) -> list[str]:
+    if not found:
+        return []
+    ended = "the log and the parameters of an undisturbed run, bit for bit" if found["same_end"] else "ANOTHER RESULT"
+    text = (
+        f"{found['kills']} times a random one of {found['ranks']} processes of `{found['preset']}` was killed"
+        f" ({found['of_which_hangs']} of these times it was stopped, and hung), under torchrun with restarts. The run"
+        f" ended with {ended}. From a kill to the next step: at most {found['longest_pause_s']} s, in the median"
+        f" {found['median_pause_s']} s, most of it the start of Python; after a hang at most"
+        f" {found['longest_pause_after_hang_s']} s, of which {found['timeout_s']} s are the timeout and 30 s torchrun's"
+        " patience with a process that does not end."
+    )
+    return ["## Kills", text]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

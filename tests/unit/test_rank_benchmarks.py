@@ -1,0 +1,59 @@
+"""The network model against formulas written out by hand, and the recorded numbers against the claims on the page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "benchmarks" / "ranks.json").read_text(encoding="utf-8"))
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+network = load(ROOT / "benchmarks" / "_network_model.py")
+
+
+def test_an_all_reduce_takes_the_faster_of_ring_and_doubling():
+    slow = network.Link(bandwidth=8e6, latency=0.1)  # one byte a microsecond
+    assert network.all_reduce_s(1e6, 1, slow) == 0
+    assert network.all_reduce_s(40, 1000, slow) == pytest.approx(10 * (40e-6 + 0.1))  # ten doublings
+    fast = network.Link(bandwidth=8e6, latency=0.0)
+    assert network.all_reduce_s(1e6, 4, fast) == pytest.approx(2 * 3 / 4)  # a ring sends 1.5 MB, doubling 2 MB
+    assert network.step_s(2.0, [1e6, 1e6], 4, fast) == pytest.approx(5.0)
+    assert network.shared_step_s(1.0, 1e6, 2, 8e6) == pytest.approx(3.0)
+
+
+def test_recorded_bytes_of_the_trunk():
+    K, sizes = RECORDED["K"], RECORDED["sizes"]["small8"]
+    cases = {(c["method"], c["ranks"]): c for c in RECORDED["scaling"]}
+    for ranks in (2, 4):
+        ours, theirs = cases["split_fg_local_heads", ranks], cases["ddp_trunk", ranks]
+        assert ours["group_bytes"] == 4 * (K + 4)
+        assert theirs["group_bytes"] == 4 * sizes["trunk"]
+        assert theirs["group_bytes"] > 100_000 * ours["group_bytes"]
+        assert cases["split_fg", ranks]["group_bytes"] == 4 * (K + 4) + 4 * sizes["head"]
+
+
+def test_the_model_fits_the_measured_points():
+    limited = [case for case in RECORDED["limited"] if case["rate"]]
+    far = [c for c in limited if abs(c["model_ms"] - c["step_ms"]) > 0.25 * c["step_ms"]]
+    assert len(limited) >= 8
+    assert not far
+
+
+def test_the_page_shows_what_is_recorded():
+    page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED)
+    for case in RECORDED["scaling"]:
+        assert f"{case['step_ms']:,.0f}" in page
+        assert f"{case['group_bytes']:,}" in page
+    assert "ANOTHER RESULT" not in page
