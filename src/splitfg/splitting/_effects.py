@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -42,21 +42,22 @@ class Observed:
     def __reduce__(self) -> tuple[type[Observed], tuple[()]]:
         return Observed, ()
 
-    def add(self, parts: Iterable[nn.Module], written: Sequence[Tensor]) -> list[str]:
+    def add(self, parts: Sequence[nn.Module], written: Sequence[Tensor]) -> list[str]:
         """Remember the places of tensors that a pass wrote to in place, and list those that are not buffers.
 
         Returns:
             The names of tensors in other attributes, with their modules.
         """
         ids, found, strangers = {id(t) for t in written}, set(), []
-        for name, module in modules_of(parts):
+        names = {id(module): name for part in reversed(parts) for name, module in part.named_modules()}
+        for module in modules_of(parts):
             for leaf, buffer in module._buffers.items():
                 if id(buffer) in ids:
                     self._places.setdefault(module, set()).add(leaf)
                     found.add(id(buffer))
             for leaf, value in vars(module).items():
                 if id(value) in ids - found:
-                    strangers.append(f"{leaf!r} of {name or 'the trunk'} ({type(module).__name__})")
+                    strangers.append(f"{leaf!r} of {names.get(id(module)) or 'the trunk'} ({type(module).__name__})")
         return strangers
 
     def tensors(self) -> set[int]:
@@ -74,9 +75,6 @@ class Observed:
         return {name: buffer.clone() for name, buffer in module.named_buffers() if id(buffer) in ids}
 
 
-def modules_of(parts: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules of parts, once each, with their names where they have one."""
-    parts = list(parts)
-    names = {id(module): name for part in reversed(parts) for name, module in part.named_modules()}
-    for module in dict.fromkeys(module for part in parts for module in hidden_modules(part)):
-        yield names.get(id(module), ""), module
+def modules_of(parts: Iterable[nn.Module]) -> Iterable[nn.Module]:
+    """Return all modules of parts, once each."""
+    return dict.fromkeys(module for part in parts for module in hidden_modules(part))

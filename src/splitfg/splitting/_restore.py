@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class _Snapshot:
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._tensors: dict[int, tuple[Tensor, int, Tensor | None]] = {}
         self._stored = stored
-        for _, module in modules_of(parts):
+        for module in modules_of(parts):
             self._add(vars(module))
 
     def restore(self) -> None:
@@ -158,8 +159,8 @@ def _same(container: Any, content: Any) -> bool:
     if len(container) != len(content):
         return False
     if isinstance(container, dict):
-        return all(container.get(k, content) is v for k, v in content.items())
-    return all(a is b for a, b in zip(container, content, strict=True))
+        return all(map(is_, container.values(), content.values())) and list(container) == list(content)
+    return all(map(is_, container, content))
 
 
 def _refill(container: Any, content: Any) -> None:
