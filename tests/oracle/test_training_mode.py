@@ -2,10 +2,12 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from _awkward import CountsInPlace
 from _refusals import ESTIMATORS, linear_split, refused
 from _toolkit import classes, close, cross_entropy, flat, generator, noise, seeded, trunk_names
 from torch import nn
@@ -33,6 +35,7 @@ from splitfg import (
     split,
     write_grads,
 )
+from splitfg.splitting.checks import check_batch
 
 X, Y = noise(6, 3), classes(6, count=3)
 
@@ -299,6 +302,21 @@ class TestState:
             assert (s.trunk.calls, s.trunk.history, s.trunk.passes) == (step, list(range(step)), step)
         assert s.trunk.mean is mean  # changed in place, for captured steps
         torch.testing.assert_close(s.trunk.mean, 0.19 * s.trunk.layer(X).detach().mean(0))
+
+    def test_estimators_of_other_packages(self):
+        """A learner updates the state for estimators that do not."""
+
+        class Own:
+            def __call__(self, split, x, y, *, generator):
+                check_batch(split, x, y, generator)
+                return replace(SplitFG(1)(split, x, y, generator=generator), forward_state=None)
+
+        s = seeded(lambda: linear_split(nn.Sequential(CountsInPlace()), width=2))
+        s.model.double()
+        learner = GradientLearner(s, Own(), torch.optim.SGD(s.model.parameters(), lr=0.1))
+        for step in (1, 2):
+            learner.step(X, Y, generator=generator())
+            assert s.trunk[0].calls == step
 
     def test_evaluation_mode_changes_nothing_and_draws_nothing(self):
         s, draws = cut("both"), generator()

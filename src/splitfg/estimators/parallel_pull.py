@@ -14,6 +14,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, pull_problems
+from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Complete, Partial, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import added, each_its_own, norm
@@ -95,7 +96,8 @@ class ParallelPull:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
-        return self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        return with_state(split, [(x, y)], estimate)
 
     @property
     def score_count(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -144,7 +145,10 @@ class GradientLearner:
         x, y = self.split.interface.unpacked(x, y)
         if self.prediction is not None:
             estimator = partial(estimator, prediction=self.prediction())
-        return estimator(self.split, x, y, generator=generator)
+        estimate = estimator(self.split, x, y, generator=generator)
+        if estimate.forward_state is not None:
+            return estimate
+        return replace(estimate, forward_state=self.split.forward_state([x]))  # for estimators that leave it out
 
     def predict(self, x: Inputs) -> Tensor:
         """Return the head's outputs."""
