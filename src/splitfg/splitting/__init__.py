@@ -10,7 +10,8 @@ from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._restore import ForwardState, restored
-from splitfg.splitting._split import TANGENTS, Role, Split, Tied, require_split
+from splitfg.splitting._roles import Role, Tied
+from splitfg.splitting._split import TANGENTS, Split, require_split
 from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [

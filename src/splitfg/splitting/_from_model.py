@@ -16,7 +16,8 @@ from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model
 from splitfg.splitting._interface import Interface
 from splitfg.splitting._readout import Kept, PassedOn, postprocessed
 from splitfg.splitting._replace import held_beside, replaced, submodule, without
-from splitfg.splitting._split import Split, Tied
+from splitfg.splitting._roles import Tied
+from splitfg.splitting._split import Split
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs
 

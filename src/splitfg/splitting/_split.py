@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -13,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError, raise_if
-from splitfg.heads import Head, OutputLoss
+from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._call import places_of
 from splitfg.splitting._effects import Observed, Traits
 from splitfg.splitting._interface import Interface, arguments
+from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
 from splitfg.splitting._passes import Passes, observe, skip_checks
 from splitfg.splitting._replace import names_of
 from splitfg.splitting._restore import ForwardState, preserved, restored
+from splitfg.splitting._roles import Role, Tied, policy
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
@@ -32,35 +33,6 @@ FIRST_BATCH = "first batch"
 
 TANGENTS = "tangents"
 """Key of the comparison of J·v with a finite difference."""
-
-
-class Tied(Enum):
-    """Policy for a parameter that both trunk and head use, such as a tied vocabulary table.
-
-    ``EXCLUDE``: the trunk reads its current value, but only the head's exact gradient trains it (the paper's
-    readout-only surrogate, biased for that parameter). ``INCLUDE``: the trunk's estimate is added to the head's exact
-    gradient (unbiased).
-
-    Example:
-        >>> from torch import nn
-        >>> import splitfg
-        >>> model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 50, bias=False))
-        >>> model[3].weight = model[0].weight
-        >>> splitfg.split(model, tied=splitfg.Tied.EXCLUDE)
-        Split(trunk=72, tied=400)
-    """
-
-    EXCLUDE = "exclude"
-    INCLUDE = "include"
-
-
-class Role(Enum):
-    """The part of a split that trains a parameter."""
-
-    TRUNK = "trunk"
-    HEAD = "head"
-    TIED = "tied"
-    FROZEN = "frozen"
 
 
 class Split:
@@ -103,10 +75,10 @@ class Split:
         interface: Interface | None = None,
         check: bool = True,
     ) -> None:
-        raise_if(_part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
-        self.trunk, self.head, self.tied, self.check = trunk, head, _policy(tied), check
+        raise_if(part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
+        self.trunk, self.head, self.tied, self.check = trunk, head, policy(tied), check
         self.interface = interface or Interface()
-        self.model = model if model is not None else _Joined(trunk, head)
+        self.model = model if model is not None else Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
         raise_if(self._problems())
@@ -252,7 +224,7 @@ class Split:
         """Run the model once as it is: with its own parameters, and with all effects on its state."""
         inputs, named = arguments(x)
         with self._passes.drawing(self.model.parameters()):
-            if not isinstance(self.model, _Joined):
+            if not isinstance(self.model, Joined):
                 self.model(*inputs, **self.interface.named(named))
                 return
             h, module = self.trunk(*inputs, **named), getattr(self.head, "module", None)
@@ -357,7 +329,7 @@ class Split:
 
     def disagreement(self, x: Inputs) -> str | None:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
-        if isinstance(self.model, _Joined):
+        if isinstance(self.model, Joined):
             return None
         with preserved(self.trunk, self.head, self.model), self._passes.drawing(self.model.parameters()):
             return disagreement(self.model, self.head, self.predict, x, self.interface)
@@ -393,42 +365,3 @@ def require_split(split: object) -> None:
     """Raise :class:`SplitError` if the argument is not a :class:`Split`."""
     if not isinstance(split, Split):
         raise SplitError([f"split must be a Split, got {type(split).__name__}: make one with splitfg.split(model)"])
-
-
-class _Joined(nn.Module):
-    """Trunk and head as one module, so that they can be saved and evaluated together."""
-
-    def __init__(self, trunk: nn.Module, head: Head) -> None:
-        super().__init__()
-        self.trunk, self.head = trunk, head
-
-    def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs, **named))
-
-
-def _part_problems(trunk: object, head: object) -> list[str]:
-    found = []
-    if not isinstance(trunk, nn.Module):
-        found.append(f"the trunk is a {type(trunk).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
-    elif isinstance(trunk, torch.jit.ScriptModule):
-        found.append("the trunk is scripted and takes no other parameters: pass the module that it was scripted from")
-    if not isinstance(head, Head):
-        found.append(
-            f"the head is a {type(head).__name__}: use LinearHead(nn.Linear(...)), or ReverseModeHead(module) for any"
-            " other module"
-        )
-        return found
-    loss: object = head.output_loss
-    if not isinstance(loss, OutputLoss):
-        given = loss if isinstance(loss, type) else type(loss)
-        found.append(f"the loss is {given.__name__}: use splitfg's CrossEntropy() or SquaredError()")
-    return found
-
-
-def _policy(tied: Tied | str | None) -> Tied | None:
-    if tied is None or isinstance(tied, Tied):
-        return tied
-    known = {policy.value: policy for policy in Tied}
-    if tied not in known:
-        raise SplitError([f"tied is {tied!r}: use Tied.EXCLUDE (only the head trains it) or Tied.INCLUDE (both do)"])
-    return known[tied]

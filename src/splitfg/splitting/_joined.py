@@ -1,0 +1,41 @@
+"""Trunk and head as one module, and the validation of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.heads import Head, OutputLoss
+
+
+class Joined(nn.Module):
+    """Trunk and head as one module, so that they can be saved and evaluated together."""
+
+    def __init__(self, trunk: nn.Module, head: Head) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, head
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        return self.head.outputs(dict(self.head.named_parameters()), self.trunk(*inputs, **named))
+
+
+def part_problems(trunk: object, head: object) -> list[str]:
+    """List the problems of a trunk and a head that show without running them."""
+    found = []
+    if not isinstance(trunk, nn.Module):
+        found.append(f"the trunk is a {type(trunk).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
+    elif isinstance(trunk, torch.jit.ScriptModule):
+        found.append("the trunk is scripted and takes no other parameters: pass the module that it was scripted from")
+    if not isinstance(head, Head):
+        found.append(
+            f"the head is a {type(head).__name__}: use LinearHead(nn.Linear(...)), or ReverseModeHead(module) for any"
+            " other module"
+        )
+        return found
+    loss: object = head.output_loss
+    if not isinstance(loss, OutputLoss):
+        given = loss if isinstance(loss, type) else type(loss)
+        found.append(f"the loss is {given.__name__}: use splitfg's CrossEntropy() or SquaredError()")
+    return found
