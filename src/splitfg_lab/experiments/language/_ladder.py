@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from splitfg.recipes import (
     Adam,
     AdamW,
+    AlignedRule,
     AnnealedMapsFeedback,
     BackpropMethod,
     DeltaMapRule,
     DirectPathMethod,
+    DirectRoute,
     FeedbackRecipe,
     FrozenMethod,
     IdentityFeedback,
@@ -69,6 +71,7 @@ def _pull(feedback: FeedbackRecipe, pulls: int = 1) -> ParallelPullMethod:
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
+_ALIGNED = LearnedFeedbackMethod(DirectRoute(AlignedRule()))
 _DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
 _ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
 _FORWARD, _OWN, _TWO, _MAPS = "n", "n + 2", "n + 4", "2n"
@@ -94,6 +97,8 @@ RUNGS: dict[str, Rung] = {
     "pull2-maps": Rung("Maps, two pulls", _pull(SLOW_MAPS, 2), (0.1, 0.3), "2n + 4", seeds=THREE),
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
+    "grape": Rung("GrAPE's aligned feedback, no anchors", _ALIGNED, (0.03, 0.1), _MAPS),
+    "learned-direct": Rung("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), (0.03, 0.1), _MAPS),
     "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
     "learned-layers": Rung("Learned feedback, layers measured alone", _ALONE, (0.3, 0.1), "3n"),
     "learned-delta": Rung("Learned feedback, delta rule", _DELTA, (0.3, 0.1), "4n"),
