@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from splitfg.compiled import Compile, CompiledPuller, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
+from splitfg.estimators._pull_pass import PullPass, mean_rows
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, pull_problems
 from splitfg.estimators._state import with_state
@@ -19,21 +19,15 @@ from splitfg.estimators.partial import ALONE, Complete, Partial, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import added, each_its_own, norm
 from splitfg.sites import (
-    BlockInput,
     BlockPath,
     Puller,
     Recorder,
     Recording,
-    added_gradient,
-    block_inputs,
     block_points,
     find_blocks,
-    layer_gradients,
-    pull_back,
     pull_block,
     record,
     top_shape,
-    under,
     validate_blocks,
 )
 from splitfg.splitting import ForwardOnlyTrunk, Split
@@ -137,7 +131,7 @@ class ParallelPull:
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
             feedback = self.feedback.drawn(generator)
-            pass_ = _PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller)
+            pass_ = PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller)
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
@@ -180,110 +174,9 @@ class ParallelPull:
         """Return the correlations that maps learn from, and how those of all rows change them."""
         if not isinstance(self.feedback, LearnedMaps) or seen.response is None:
             return {}, None
-        response = _mean_rows(path, seen.response.reshape(top_shape(path, seen)))
-        noise = {name: [_mean_rows(path, e) for e in calls] for name, calls in seen.noise.items()}
+        response = mean_rows(path, seen.response.reshape(top_shape(path, seen)))
+        noise = {name: [mean_rows(path, e) for e in calls] for name, calls in seen.noise.items()}
         found = self.feedback.correlate(noise, response)
         noises = sum(e.shape[-1] for calls in noise.values() for e in calls)
         change = partial(self.feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
         return found, lambda split, total: total.updated(change(total.sums)).completed(split)
-
-
-class _PullPass:
-    """One estimate: goes through the blocks from the last to the first.
-
-    On the way, ``levels[s]`` is the gradient at the present block's output after s refinements. It depends on the pulls
-    of refinement s - 1 alone, so that the order of the blocks does not matter; this one needs the least memory.
-    """
-
-    def __init__(
-        self,
-        split: Split,
-        path: BlockPath,
-        seen: Recording,
-        u: Tensor,
-        pulls: int,
-        own_block: bool,
-        feedback: Feedback,
-        puller: Puller,
-    ) -> None:
-        self._trunk, self._path, self._seen = split.trunk, path, seen
-        self._pulls, self._own_block, self._feedback, self._puller = pulls, own_block, feedback, puller
-        self._found: Params = {}
-        self._r = self._through_top(u)
-        self._rows = _summed_rows(path, self._r)
-        self.reverse_passes = 0
-
-    def grads(self) -> Params:
-        """Return the gradients, by the trunk's names."""
-        path, inputs = self._path, block_inputs(self._path, self._seen)
-        levels = [self._r] * (self._pulls + 1)
-        for i in reversed(range(len(inputs))):
-            shares = self._block(inputs[i], levels, last=len(inputs) - i, to_input=i > 0 or bool(path.writers))
-            if i > 0 or path.writers:
-                name = path.blocks[i - 1].name if i > 0 else path.writers[0]
-                levels = self._next(levels, shares, name, inputs[i].x)
-        self._bottom(levels[-1])
-        return self._found
-
-    def _block(self, given: BlockInput, levels: list[Tensor], *, last: int, to_input: bool) -> list[Tensor]:
-        """Pull a block; returns its shares of the gradient at its input, one for every pull.
-
-        The gradient at the output of the block that is ``last`` from the top is exact after as many refinements less
-        one, so that further pulls would repeat themselves.
-        """
-        deltas = levels[: min(self._pulls, last)]
-        pulled = self._puller(self._trunk, given, deltas if to_input else deltas[-1:], to_input=to_input)
-        self.reverse_passes += len(deltas) if to_input else 1
-        self._found = added(self._found, pulled.grads)
-        writer = given.block.writer
-        if writer is not None and pulled.read is not None:
-            delta = levels[0 if self._own_block else -1]
-            own = layer_gradients(self._trunk.get_submodule(writer), pulled.read, delta)
-            self._found = added(self._found, under(writer, own))
-        shares = list(pulled.shares)
-        return shares + shares[-1:] * (self._pulls - len(shares))
-
-    def _next(self, levels: list[Tensor], shares: list[Tensor], name: str, x: Tensor) -> list[Tensor]:
-        """Return the levels at a block's input: the prediction, and the refinement of every pull."""
-        first = self._predicted(name, x) if name not in self._path.writers or self._own_block else levels[0]
-        if self._own_block:
-            return [first] * len(levels)
-        below = [s + c for s, c in zip(levels[1:], shares, strict=True)] if self._path.residual else shares
-        return [first, *below]
-
-    def _bottom(self, delta: Tensor) -> None:
-        """Add the gradients of what writes to the bottom of the stream."""
-        for name in self._path.writers:
-            for a in self._seen.reads[name]:
-                own = layer_gradients(self._trunk.get_submodule(name), a, delta)
-                self._found = added(self._found, under(name, own))
-        for parameter in self._path.added:
-            own = {parameter: added_gradient(delta, self._trunk.get_parameter(parameter))}
-            self._found = added(self._found, own)
-
-    def _predicted(self, name: str, x: Tensor) -> Tensor:
-        """Predict the gradient at the output of a module, which x is."""
-        path, rows = self._path, self._rows
-        features = x.shape[1] if path.pooled else path.features_last(x).shape[-1]
-        found = self._feedback.at(name, rows, features) if features != rows.shape[-1] else self._feedback.at(name, rows)
-        if not path.pooled:
-            return path.features_back(found)
-        return (found / x[0, 0].numel()).reshape(*found.shape, *[1] * (x.ndim - 2)).expand(x.shape)
-
-    def _through_top(self, u: Tensor) -> Tensor:
-        top = self._path.top
-        if top is None:
-            return u.reshape(top_shape(self._path, self._seen))
-        r, own = pull_back(self._trunk.get_submodule(top), self._seen.reads[top][0], u)
-        self._found = under(top, own)
-        return r
-
-
-def _summed_rows(path: BlockPath, r: Tensor) -> Tensor:
-    """Return r as rows of features; of pooled paths, the sum over the pixels of an image."""
-    return r.flatten(2).sum(-1) if path.pooled else path.features_last(r)
-
-
-def _mean_rows(path: BlockPath, response: Tensor) -> Tensor:
-    """Return a response or noise as rows of features; of pooled paths, the mean over the pixels of an image."""
-    return response.flatten(2).mean(-1) if path.pooled else path.features_last(response)
