@@ -265,6 +265,7 @@ METHODS: dict[str, Method] = {
     "LearnedFeedback": _learned,
     "ActivityFG": _activity,
     "DirectPath": _direct,
+    "ParallelPull": _whole(splitfg.ParallelPull()),
     "ForwardGradient": _scored(splitfg.ForwardGradient(K=TANGENTS), of_all=True),
     "EvolutionStrategy": _scored(splitfg.EvolutionStrategy(K=TANGENTS), of_all=True),
     "FrozenTrunk": _whole(splitfg.FrozenTrunk()),
