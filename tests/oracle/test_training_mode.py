@@ -25,6 +25,7 @@ from splitfg import (
     FrozenTrunk,
     GradientLearner,
     LearnedFeedback,
+    LineSearch,
     MeanJacobian,
     OneSidedDifference,
     Orthogonal,
@@ -249,6 +250,16 @@ class TestState:
         for step in range(1, 4):
             learner.step(X, Y, generator=draws)
             assert s.trunk[1].num_batches_tracked == step
+
+    @pytest.mark.filterwarnings("ignore:the network draws random numbers")
+    def test_a_line_search_leaves_the_global_generator_alone(self):
+        s, state = cut("both"), torch.get_rng_state()
+        optimizer = torch.optim.SGD(s.model.parameters(), lr=0.1)
+        learner = GradientLearner(s, SplitFG(3), optimizer, line_search=LineSearch())
+        for step in range(1, 4):
+            learner.step(X, Y, generator=generator(step))
+            assert s.trunk[1].num_batches_tracked == step
+        assert torch.equal(torch.get_rng_state(), state)
 
     @pytest.mark.parametrize("name", ["both", "batch_norm"])
     def test_captured_and_eager_take_the_same_steps(self, name):

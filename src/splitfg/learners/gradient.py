@@ -18,6 +18,7 @@ from splitfg.estimators.protocol import Stateful
 from splitfg.hardware import DeviceTrunk
 from splitfg.learners.line_search import LineSearch
 from splitfg.splitting import Split, require_split
+from splitfg.splitting.checks import begin_step
 from splitfg.training import Schedule, Update
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
@@ -125,7 +126,9 @@ class GradientLearner:
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         before = _inferences(self.split)
         if self.line_search is not None:
-            self.line_search.advance(self._searched, *self.split.interface.unpacked(x, y))
+            inputs, target = self.split.interface.unpacked(x, y)
+            searched = begin_step(self._searched, inputs, target, generator, tangents=False)
+            self.line_search.advance(searched, inputs, target)
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)
