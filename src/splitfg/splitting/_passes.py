@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,7 +67,8 @@ class Passes:
             for one in runs:
                 one()
 
-        with torch.no_grad(), same_generators():
+        # a captured step may not set generators, and is not random
+        with torch.no_grad(), nullcontext() if skip_checks() else same_generators():
             return forward_state(parts, self.observed, run) or None
 
 
