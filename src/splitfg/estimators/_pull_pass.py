@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from splitfg.errors import SplitError
 from splitfg.feedback import Feedback
 from splitfg.numerics import added
 from splitfg.sites import (
@@ -101,7 +102,11 @@ class PullPass:
         features = x.shape[1] if path.pooled else path.features_last(x).shape[-1]
         found = self._feedback.at(name, rows, features) if features != rows.shape[-1] else self._feedback.at(name, rows)
         if not path.pooled:
-            return path.features_back(found)
+            predicted = path.features_back(found)
+            if predicted.shape != x.shape:
+                words = f"{name} gives {tuple(x.shape)} and the top of the trunk {tuple(predicted.shape)}"
+                raise SplitError([f"{words}, so that no gradient can be predicted there: name blocks with path=..."])
+            return predicted
         return (found / x[0, 0].numel()).reshape(*found.shape, *[1] * (x.ndim - 2)).expand(x.shape)
 
     def _through_top(self, u: Tensor) -> Tensor:
