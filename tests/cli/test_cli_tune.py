@@ -46,7 +46,7 @@ def tune(folder, data, out, *more, model="net.onnx"):
 
 def test_a_table_in_and_a_better_file_and_a_report_out(folder, tmp_path):
     before = (folder / "net.onnx").read_bytes()
-    done = tune(folder, "digits.parquet", tmp_path / "tuned.onnx", "--target", "digit", "--steps", 60, "--lr", 3e-3)
+    done = tune(folder, "digits.parquet", tmp_path / "tuned.onnx", "--target", "digit", "--steps", 40, "--lr", 3e-3)
     assert done.exit_code == 0, done.output
     assert (folder / "net.onnx").read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tuned.html", "tuned.onnx"]
@@ -61,7 +61,7 @@ def test_a_table_in_and_a_better_file_and_a_report_out(folder, tmp_path):
 
 
 def test_values_from_csv_and_classes_from_arrays(folder, tmp_path):
-    done = tune(folder, "values.csv", tmp_path / "a.onnx", "--target", "digit", "--values", "--steps", 20)
+    done = tune(folder, "values.csv", tmp_path / "a.onnx", "--target", "digit", "--values", "--steps", 5)
     assert done.exit_code == 0, done.output
     assert "R²" in done.output
     done = tune(folder, "digits.npz", tmp_path / "b.onnx", "--target", "digit", "--method", "head", "--steps", 2)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VARIABLE = "SPLITFG_REVISION"
 SIDE_BY_SIDE = "SPLITFG_SIDE_BY_SIDE"
 _COMMIT = re.compile(r"(?P<commit>[0-9a-f]{7,64})(?P<dirty>-dirty)?")
-_PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken")
+_PACKAGES = ("splitfg", "torch", "numpy", "safetensors", "pandas", "pyarrow", "scikit-learn", "tiktoken", "onnxruntime")
 # The size of cuBLAS's work spaces is part of the peak memory.
 _SETTINGS = ("CUBLAS_WORKSPACE_CONFIG",)
 
