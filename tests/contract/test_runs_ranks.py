@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ class Config:
     divided: bool = True
 
 
-def runner(config, *, seed, run):
+def runner(config, *, seed, run, stop_at=None):
     split, x, y = example_split()
     estimator = splitfg.SplitFG(K=3)
     estimator = run.spread(estimator) if config.divided else estimator
@@ -33,6 +34,8 @@ def runner(config, *, seed, run):
     generator = torch.Generator().manual_seed(seed)
 
     def batch(step):
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         rows = (torch.arange(10) + step) % len(x)
         return x[rows], y[rows]
 
@@ -57,14 +60,9 @@ def in_ranks(rank, path, divided=True):
     return report.metrics, [event["event"] for event in events]
 
 
-def alone(path, stop_after=None):
+def alone(path, stop_at=None):
     folder = prepared(path)
-
-    def emit(event):
-        if stop_after is not None and event["event"] == "progress" and event["step"] >= stop_after:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return execute(folder, runner, Config(), device="cpu", emit=emit)
+    return execute(folder, partial(runner, stop_at=stop_at), Config(), device="cpu", emit=lambda event: None)
 
 
 def values(path):
@@ -90,7 +88,7 @@ def test_one_process_writes_the_folder_and_the_numbers_are_those_of_one(crew, tm
 def test_a_run_resumes_with_another_number_of_processes(crew, tmp_path):
     expected = alone(tmp_path / "one")
     with pytest.raises(StoppedError):
-        alone(tmp_path / "stopped", stop_after=5)
+        alone(tmp_path / "stopped", stop_at=5)
     folder = RunFolder.of(tmp_path / "stopped", "shared", "preset", 0)
     assert json.loads((folder.path / "checkpoint.json").read_text())["state"]
     for metrics, _ in crew(in_ranks, str(tmp_path / "stopped")):

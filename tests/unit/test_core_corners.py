@@ -95,6 +95,8 @@ def test_frozen_parameters_of_a_black_box_are_not_probed():
     module, runs = nn.Linear(4, 3).double().requires_grad_(False), []
     module.register_forward_hook(lambda *_: runs.append(1))
     s = Split(nn.Linear(3, 4).double(), ProbedHead(module))
+    FrozenTrunk()(s, noise(5, 3), classes(5, count=3))  # the first batch is validated, too
+    runs.clear()
     FrozenTrunk()(s, noise(5, 3), classes(5, count=3))
     frozen = len(runs)
     module.requires_grad_(True)

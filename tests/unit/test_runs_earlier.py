@@ -53,7 +53,7 @@ def old(tmp_path: Path) -> Callable[..., RunFolder]:
 
 def run(folder: RunFolder, experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "find_preset", lambda *_: (experiment, PRESET))
-    assert worker._work(folder, "cpu", lambda event: None) == 0
+    assert worker._work(folder, "cpu", lambda event: None, None) == 0
 
 
 def is_done(root: Path, experiment: Experiment) -> bool:
