@@ -332,9 +332,9 @@ def headlines() -> tuple[Headline, ...]:
             "direct path with mean-Jacobian maps, which also trains the lookup",
         ),
         Headline(
-            "WikiText-103, GPT small8, 10% budget: validation perplexity",
+            "WikiText-103, GPT small8, 10% budget, backprop tuned: validation perplexity",
             {
-                "Backprop": _ppl(tenth("backprop") or ""),
+                "Backprop": _ppl(rung("tuned")),
                 "Frozen trunk": _ppl("frozen-10", _FROZEN_PAPER[0]),
                 "Pure FG": _ppl(tenth("fg-adam-k4") or "", _PURE_PAPER[4.5e-4]),
                 "Split-FG": _ppl(f"{BEST}-10", 541.9),

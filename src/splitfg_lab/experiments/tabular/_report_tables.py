@@ -182,7 +182,7 @@ def headlines() -> tuple[Headline, ...]:
 def _headline(row: DataRow) -> Headline:
     shown = {"Backprop": "backprop", "Pure FG": "pure_fg", "Split-FG": "split_fg"}
     cells = {column: Cell(f"{row.name}-{m}", row.metric, row.paper[m]) for column, m in shown.items()}
-    beyond = Cell(f"{row.name}-activity_fg", row.metric)
+    beyond = Cell(f"{row.name}-learned_feedback", row.metric)
     metric = "accuracy, %" if row.metric == "accuracy" else "RMSE"
     label = f"{row.label}, five folds: held-out {metric}"
-    return Headline(label, {**cells, "Beyond the paper": beyond}, row.better, "activity tangents, K = 8", row.decimals)
+    return Headline(label, {**cells, "Beyond the paper": beyond}, row.better, "learned feedback", row.decimals)
