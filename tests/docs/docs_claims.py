@@ -51,6 +51,15 @@ def two_seeds(preset: str) -> tuple[Value, Value]:
     return tuple(lambda i=i: by_seed("language", preset, "val_ppl")[i] for i in (0, 1))  # type: ignore[return-value]
 
 
+def step_ms(preset: str) -> Value:
+    """Of the run that had its machine alone."""
+    return lambda: next(r.step_ms for r in reports("language") if r.preset == preset and r.side_by_side == 1)
+
+
+def peak(preset: str) -> Value:
+    return lambda: next(r.peak_memory_mib for r in reports("language") if r.preset == preset)
+
+
 def paper_ppl(preset: str) -> Value:
     return lambda: next(iter(paper("language", preset, "val_ppl")))
 
@@ -275,6 +284,17 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("{} at rho = 0.03 after the 10% budget, and {} with maps", ppl("direct-rho0.03-10"),
               ppl("direct-maps-rho0.03-10")),
         claim("own rate ({}), and above tuned backprop ({})", ppl(BACKPROP_10), ppl(TUNED_10)),
+        *fixed("gradient is clipped to 0.0001,", "does not help either: with 0.00001", "At the 10% budget this matters",
+               "Split-FG at rho = 0.1 with trunk", "over the 3% budget"),
+        claim("beside the noise, has {}, and", ppl("frozen-clipped-10")),
+        claim("head clipped apart {}.", ppl("split_fg-k4-rho0.1-apart-10")),
+        claim("the frozen control has {} and Split-FG {}.", ppl("frozen-eps1e-05-10"), ppl("split_fg-eps1e-05-10")),
+        claim("tuned backprop: {} and {} with two seeds at the 10% budget", *two_seeds("learned-rho0.3-10")),
+        claim("same eps {} and {}.", *two_seeds("tuned-rho0.3-10")),
+        claim("A step takes {} ms, one of backprop {} ms", step_ms("learned-rho0.3-3"), step_ms("tuned-rho0.3-3")),
+        claim("at its peak {} MiB against {}.", peak("learned-rho0.3-10"), peak("tuned-rho0.3-10")),
+        claim("has {}, two pulls have {} and {}.",
+              two_seeds("pull-maps-rho0.1-10")[0], *two_seeds("pull2-maps-rho0.1-10")),
     ),
     "docs/notes/language_energy.md": (
         claim("carries {} of the gradient's energy at initialisation (the paper: {}), and {} with", share("init"),
