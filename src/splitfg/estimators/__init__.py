@@ -7,7 +7,7 @@ from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
 from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
-from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.estimators.learned_feedback import FoundLayer, LearnedFeedback
 from splitfg.estimators.parallel_pull import ParallelPull
 from splitfg.estimators.partial import Partial, PartialEstimator, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
@@ -24,6 +24,7 @@ __all__ = [
     "Estimator",
     "EvolutionStrategy",
     "ForwardGradient",
+    "FoundLayer",
     "FrozenTrunk",
     "LearnedFeedback",
     "LearningEstimator",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, with_compiled_head
@@ -19,14 +17,38 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators._state import with_state
+from splitfg.estimators._tape_checks import pass_problems
 from splitfg.estimators.partial import ALONE, Partial, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
-from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, record_tape
+from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
 from splitfg.splitting.checks import begin_step, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class FoundLayer:
+    """A call of a layer that learned feedback found in a trunk.
+
+    Attributes:
+        name: Of the layer, in the trunk.
+        kind: Its class.
+        reads: Shape of its input.
+        writes: Shape of its output.
+        mapped: Whether feedback goes on below it, through a map; a layer that reads only inputs needs none.
+    """
+
+    name: str
+    kind: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    mapped: bool
+
+    def __str__(self) -> str:
+        feedback = "map" if self.mapped else "no map: nothing below it learns"
+        return f"{self.name} ({self.kind}): {self.reads} -> {self.writes}, {feedback}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +72,8 @@ class LearnedFeedback:
         route: How u reaches the layers; holds the maps, which :meth:`update_state` changes.
         probe: How responses to noise are measured.
         rest: Estimates the parameters that feedback does not reach, in the same step.
+        only: Names or glob patterns of the parameters that learn by feedback; ``None`` for all that it reaches. The
+            others are left to ``rest``, or get no entry.
 
     Example:
         >>> import torch
@@ -67,9 +91,13 @@ class LearnedFeedback:
     route: Route = field(default_factory=Relay)
     probe: Probe = field(default_factory=Difference)
     rest: Estimator | None = None
+    only: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        raise_if(kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe))
+        found = kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe)
+        if isinstance(self.only, str):
+            found.append(f"only must hold names or patterns: write only=({self.only!r},)")
+        raise_if(found)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
@@ -112,12 +140,22 @@ class LearnedFeedback:
             change = self.learn_from_all(split, x, tape, generator, share)
             if change:
                 self.route.count_measurement()
-            trunk = split.named_trunk_grads(swept.grads)
+            trunk = self._wanted(split, split.named_trunk_grads(swept.grads))
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=jvps + self.probe.passes, biased=True, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
+
+    def layers(self, split: Split, x: Inputs) -> tuple[FoundLayer, ...]:
+        """Return the layers that the trunk calls on a batch, in order; print them to see which have maps."""
+        with torch.no_grad():
+            tape = self.record(split, x)
+        found = [(o, tape.is_active(o.input)) for _, o in layer_operations(tape)]
+        return tuple(
+            FoundLayer(o.name, type(o.module).__name__, tuple(o.input.shape), tuple(o.output.shape), mapped)
+            for o, mapped in found
+        )
 
     def learned_state(self) -> dict[str, Route]:
         """Return the maps."""
@@ -134,7 +172,7 @@ class LearnedFeedback:
     def record(self, split: Split, x: Inputs) -> Tape:
         """Run the trunk once and record it."""
         if not skip_checks() and not isinstance(split.trunk, TapedTrunk):
-            split.validate_once("learned feedback's tape", lambda: _pass_problems(split, x))
+            split.validate_once("learned feedback's tape", lambda: pass_problems(split, x))
         return _recorded(split, x)
 
     def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
@@ -190,6 +228,13 @@ class LearnedFeedback:
         estimate = self.rest(split, x, y, generator=generator)
         return trunk | {name: estimate.grads[name] for name in missing if name in estimate.grads}, estimate.stats.jvps
 
+    def _wanted(self, split: Split, trunk: Params) -> Params:
+        if self.only is None:
+            return trunk
+        patterns = tuple(self.only)
+        split.validate_once(("learned feedback only", patterns), lambda: _pattern_problems(split, patterns))
+        return {name: g for name, g in trunk.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
     def _check(self, split: Split, generator: object) -> None:
         found = []
         if not isinstance(generator, torch.Generator):
@@ -198,6 +243,12 @@ class LearnedFeedback:
             found.append("a BlackBoxTrunk has no layers to learn: use SplitFG(engine=CentralDifference())")
         if found:
             raise SplitError(found)
+
+
+def _pattern_problems(split: Split, patterns: tuple[str, ...]) -> list[str]:
+    names = list(split.trunk_params())
+    unused = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
+    return [f"only: {p!r} matches no trained parameter of the trunk, which has {', '.join(names)}" for p in unused]
 
 
 def _recorded(split: Split, x: Inputs, alter: Alter | None = None) -> Tape:
@@ -211,58 +262,6 @@ def _trained(split: Split) -> Mapping[int, str]:
     wanted = split.trunk_params()
     outer = {id(p): name for name, p in split.model.named_parameters()}
     return {id(p): name for name, p in split.trunk.named_parameters() if outer[id(p)] in wanted}
-
-
-def _pass_problems(split: Split, x: Inputs) -> list[str]:
-    """List what a tape of the trunk does not see: blocks without gradients, and functions with their own backward.
-
-    Builds the graph of one pass without what a backward pass would need of it.
-    """
-    watch = _WithoutGradients()
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t), watch:
-        h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in split.trunk_params().items()})
-    found = _function_problems(h)
-    if watch.functions:
-        found.append(
-            f"the trunk computes {', '.join(watch.functions)} under torch.no_grad() from values that depend on trained"
-            " parameters, which a tape does not see: call .detach() on the result instead"
-        )
-    return found
-
-
-class _WithoutGradients(TorchFunctionMode):
-    """Records the functions that read values with gradients while gradients are disabled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.functions: dict[str, None] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if not torch.is_grad_enabled() and isinstance(output, Tensor) and output.is_floating_point():
-            leaves = pytree.tree_leaves((args, kwargs))
-            if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
-                self.functions[getattr(func, "__name__", str(func))] = None
-        return output
-
-
-def _function_problems(h: Tensor) -> list[str]:
-    """List calls of ``torch.autograd.Function``: their own backward may differ from the closed forms of their parts."""
-    waiting: list[Any] = [h.grad_fn]
-    seen, names = set(), set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if issubclass(type(node), BackwardCFunction):
-            names.add(node.name().removesuffix("Backward"))
-        waiting += [following for following, _ in node.next_functions]
-    return [
-        f"{name} is a torch.autograd.Function, whose own backward learned feedback does not follow: write it as a"
-        " module with pull_back(x, u), or use SplitFG()"
-        for name in sorted(names)
-    ]
 
 
 def _warn_once(split: Split, missing: list[str]) -> None:

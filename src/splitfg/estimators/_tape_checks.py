@@ -1,0 +1,66 @@
+"""What the tape of a forward pass does not see of a trunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from splitfg.splitting import Split
+from splitfg.types import Inputs
+
+
+def pass_problems(split: Split, x: Inputs) -> list[str]:
+    """List what a tape of the trunk does not see: blocks without gradients, and functions with their own backward.
+
+    Builds the graph of one pass without what a backward pass would need of it.
+    """
+    watch = _WithoutGradients()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t), watch:
+        h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in split.trunk_params().items()})
+    found = _function_problems(h)
+    if watch.functions:
+        found.append(
+            f"the trunk computes {', '.join(watch.functions)} under torch.no_grad() from values that depend on trained"
+            " parameters, which a tape does not see: call .detach() on the result instead"
+        )
+    return found
+
+
+class _WithoutGradients(TorchFunctionMode):
+    """Records the functions that read values with gradients while gradients are disabled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not torch.is_grad_enabled() and isinstance(output, Tensor) and output.is_floating_point():
+            leaves = pytree.tree_leaves((args, kwargs))
+            if any(isinstance(t, Tensor) and t.requires_grad for t in leaves):
+                self.functions[getattr(func, "__name__", str(func))] = None
+        return output
+
+
+def _function_problems(h: Tensor) -> list[str]:
+    """List calls of ``torch.autograd.Function``: their own backward may differ from the closed forms of their parts."""
+    waiting: list[Any] = [h.grad_fn]
+    seen, names = set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if issubclass(type(node), BackwardCFunction):
+            names.add(node.name().removesuffix("Backward"))
+        waiting += [following for following, _ in node.next_functions]
+    return [
+        f"{name} is a torch.autograd.Function, whose own backward learned feedback does not follow: write it as a"
+        " module with pull_back(x, u), or use SplitFG()"
+        for name in sorted(names)
+    ]
