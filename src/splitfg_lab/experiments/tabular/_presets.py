@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from splitfg.recipes import (
     ActivityMethod,
     AlignedRule,
+    DeltaMapRule,
     DirectRoute,
     FixedRule,
     ForwardDFARule,
+    LayerProbe,
     LearnedFeedbackMethod,
+    RelayRoute,
     TableMethod,
 )
 from splitfg.recipes.tables import Network, NetworkRecipe, PlainNetwork, table_methods
@@ -36,6 +39,7 @@ class Variant:
 
 
 _METHODS = table_methods()
+_LAYERS_ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
 
 PAPER = {name: Variant(title, _METHODS[name]) for name, title in METHOD_TITLES.items()}
 """The paper's methods, in the order of its columns."""
@@ -54,12 +58,14 @@ PLAIN = {
 
 FEEDBACK = {
     "learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"]),
+    "learned_layers": Variant("Learned feedback, layers alone", _LAYERS_ALONE),
     "predicted_activity_fg": Variant("Activity tangents on it, K = 8", _METHODS["predicted_activity_fg"]),
 }
 """Feedback through learned maps, on the TabM-style trunk: as it is, and as a control variate."""
 
 PLAIN_FEEDBACK = {
     "mlp_learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"], PlainNetwork()),
+    "mlp_learned_layers": Variant("Learned feedback, layers alone", _LAYERS_ALONE, PlainNetwork()),
     "mlp_direct_feedback": Variant("Direct route", LearnedFeedbackMethod(DirectRoute()), PlainNetwork()),
     "mlp_fdfa": Variant("FDFA", LearnedFeedbackMethod(DirectRoute(ForwardDFARule())), PlainNetwork()),
     "mlp_aligned": Variant("GrAPE, no anchors", LearnedFeedbackMethod(DirectRoute(AlignedRule())), PlainNetwork()),
