@@ -38,3 +38,29 @@ def test_private_modules_stay_in_their_package(path):
         if private is not None and ".".join(parts[:private]) != own and not own.startswith(".".join(parts[:private])):
             strangers.append(name)
     assert not strangers
+
+
+def room(path: Path) -> str:
+    """The package or module of the library that a file belongs to."""
+    return path.relative_to(SOURCES / "splitfg").parts[0].removesuffix(".py")
+
+
+def imported_first(path: Path) -> set[str]:
+    """Rooms of the library that a file imports when it is imported itself."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    modules = [node.module for node in body if isinstance(node, ast.ImportFrom) and node.module]
+    found = [module.split(".")[1] for module in modules if module.startswith("splitfg.")]
+    return {name for name in found if name != room(path)}
+
+
+def test_packages_of_the_library_do_not_import_each_other_in_circles():
+    """Otherwise some orders of importing them fail."""
+    needs: dict[str, set[str]] = {}
+    for path in FILES:
+        if path.is_relative_to(SOURCES / "splitfg") and path.parent != SOURCES / "splitfg":
+            needs.setdefault(room(path), set()).update(imported_first(path))
+    left = dict(needs)
+    while ready := [name for name, others in left.items() if not others & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert not left, f"these import each other: {sorted(left)}"

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from splitfg.calling import Places, call, places_of
 from splitfg.compiled._recorder import Compile
 from splitfg.heads import Head, LinearHead, OutputLoss, RowData, RowEntries
-from splitfg.splitting import Places, Split, call, places_of
+from splitfg.splitting import Split
 from splitfg.types import Engine, Params, TrunkFunction
 
 

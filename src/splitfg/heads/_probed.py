@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import Observed, call, places_of
 from splitfg.errors import raise_if
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
-from splitfg.splitting import Observed, call, places_of
 from splitfg.types import HeadGradient, Params
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import Observed, call, places_of
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._losses import OutputLoss
 from splitfg.numerics import each_its_own
-from splitfg.splitting import Observed, call, places_of
 from splitfg.types import HeadGradient, Params
 
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import call, places_of
 from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._recorder import Recording, TapPoints
 from splitfg.sites._taps import Arguments
-from splitfg.splitting import call, places_of
 from splitfg.types import Params
 
 Further: TypeAlias = Sequence[Arguments]

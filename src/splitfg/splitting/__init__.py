@@ -2,14 +2,11 @@
 
 from splitfg.splitting._batches import Batch, parts
 from splitfg.splitting._black_box import BlackBoxTrunk, ForwardOnlyTrunk
-from splitfg.splitting._call import Places, call, places_of
-from splitfg.splitting._effects import Observed
 from splitfg.splitting._from_model import split
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
-from splitfg.splitting._restore import ForwardState, restored
 from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._split import TANGENTS, Split, require_split
 from splitfg.splitting._tangent_checks import tangent_problems
@@ -19,23 +16,17 @@ __all__ = [
     "Batch",
     "BlackBoxTrunk",
     "ForwardOnlyTrunk",
-    "ForwardState",
     "Interface",
-    "Observed",
-    "Places",
     "Role",
     "Split",
     "Tied",
     "arguments",
-    "call",
     "explained",
     "names_of",
     "original",
     "parts",
-    "places_of",
     "replaced",
     "require_split",
-    "restored",
     "split",
     "submodule",
     "tangent_kernels",

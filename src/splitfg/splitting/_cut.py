@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
 
+from splitfg.calling import call, places_of, preserved
 from splitfg.errors import SplitError
-from splitfg.splitting._call import call, places_of
 from splitfg.splitting._replace import submodule
-from splitfg.splitting._restore import preserved
 from splitfg.types import Params
 
 

@@ -15,10 +15,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from splitfg.calling import Observed, call, places_of
 from splitfg.errors import shorten
-from splitfg.splitting._call import call, places_of
 from splitfg.splitting._differences import DifferentPassError, Slope, measured
-from splitfg.splitting._effects import Observed
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
 

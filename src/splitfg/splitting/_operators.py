@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.utils import _pytree as pytree
 
+from splitfg.calling import call, places_of, preserved
 from splitfg.errors import SplitError, shorten
-from splitfg.splitting._call import call, places_of
 from splitfg.splitting._kernels import tangent_kernels
-from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
 

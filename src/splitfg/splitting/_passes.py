@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.splitting._call import Places, call
-from splitfg.splitting._effects import Observed, Traits
-from splitfg.splitting._restore import ForwardState, forward_state, same_generators
+from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, same_generators
 from splitfg.types import Params
 
 

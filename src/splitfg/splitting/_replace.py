@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import Following
 from splitfg.errors import SplitError
 from splitfg.splitting._interface import Interface
 
@@ -84,15 +85,7 @@ def held_beside(model: nn.Module, name: str) -> list[str]:
     return found
 
 
-def hidden_modules(part: nn.Module) -> Iterator[nn.Module]:
-    """Yield all modules of a part, and the copied containers that :func:`replaced` does not register."""
-    for module in part.modules():
-        yield module
-        if isinstance(module, _Twin):
-            yield from module.followed()
-
-
-class _Twin(nn.Module):
+class _Twin(Following):
     """The model with some modules replaced; follows later changes of the model."""
 
     def __init__(

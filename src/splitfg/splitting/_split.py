@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
-from splitfg.splitting._call import places_of
-from splitfg.splitting._effects import Observed, Traits
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
 from splitfg.splitting._passes import Passes, observe, skip_checks
 from splitfg.splitting._replace import names_of
-from splitfg.splitting._restore import ForwardState, preserved, restored
 from splitfg.splitting._roles import Role, Tied, policy
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
+from splitfg.calling import Traits, preserved
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
-from splitfg.splitting._effects import Traits
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import skip_checks
-from splitfg.splitting._restore import preserved
 from splitfg.splitting._split import FIRST_BATCH, Split, require_split
 from splitfg.types import Inputs, Target
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.func import functional_call
 
-from splitfg.splitting._effects import Observed
-from splitfg.splitting._restore import restored
+from splitfg.calling._effects import Observed
+from splitfg.calling._restore import restored
 from splitfg.types import Params
 
 Places: TypeAlias = Mapping[str, tuple[str, ...]]

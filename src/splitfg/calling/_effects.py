@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-from splitfg.splitting._replace import hidden_modules
 
 Flags: TypeAlias = tuple[bool, ...]
 """The training flags of a network's modules."""
@@ -27,6 +26,14 @@ class Traits:
 
     random: bool = False
     stateful: bool = False
+
+
+class Following(nn.Module, ABC):
+    """A module that calls modules which it does not register."""
+
+    @abstractmethod
+    def followed(self) -> Iterable[nn.Module]:
+        """Return them."""
 
 
 class Observed:
@@ -77,4 +84,11 @@ class Observed:
 
 def modules_of(parts: Iterable[nn.Module]) -> Iterable[nn.Module]:
     """Return all modules of parts, once each."""
-    return dict.fromkeys(module for part in parts for module in hidden_modules(part))
+    return dict.fromkeys(module for part in parts for module in _all_modules(part))
+
+
+def _all_modules(part: nn.Module) -> Iterator[nn.Module]:
+    for module in part.modules():
+        yield module
+        if isinstance(module, Following):
+            yield from module.followed()

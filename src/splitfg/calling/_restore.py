@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.splitting._effects import Observed, modules_of
+from splitfg.calling._effects import Observed, modules_of
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
