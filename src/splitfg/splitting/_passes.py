@@ -40,7 +40,7 @@ class Passes:
     def call(
         self, trunk: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], *, places: Places
     ) -> Any:
-        """Call a trunk functionally; see :func:`~splitfg.splitting.call`."""
+        """Call a trunk functionally; see ``call``."""
         with self.drawing(trunk.parameters()):
             return call(trunk, params, args, kwargs, places=places, observed=self.observed)
 

@@ -160,7 +160,7 @@ class Split:
 
     @property
     def observed(self) -> Observed:
-        """What forward passes were observed to do, for :func:`~splitfg.splitting.call`."""
+        """What forward passes were observed to do, for ``call``."""
         return self._passes.observed
 
     def for_step(self, x: Inputs, generator: torch.Generator | None) -> Split:
