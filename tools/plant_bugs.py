@@ -334,7 +334,7 @@ BUGS = (
     ),
     Bug(
         "shared modules called as if they were single",
-        "splitting/_call.py",
+        "calling/_call.py",
         "if not places:",
         "if places is not None:",
         ("tests/oracle/test_shared_modules.py::test_parameters_stay_what_they_were",),
