@@ -103,7 +103,7 @@ def test_a_runner_that_does_not_divide_its_work_is_an_error_in_all(crew, tmp_pat
     assert {kind for kind, _ in found} == {"RunError"}
     assert all("--ranks" in message for _, message in found)
     assert not folder.finished
-    with folder.locked():  # nobody holds it any more
+    with folder.locked():  # raises if the failed processes still hold the lock
         pass
 
 

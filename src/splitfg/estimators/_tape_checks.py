@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from splitfg.splitting import Split
+from splitfg.splitting import Split, custom_functions
 from splitfg.types import Inputs
 
 
@@ -49,18 +48,8 @@ class _WithoutGradients(TorchFunctionMode):
 
 def _function_problems(h: Tensor) -> list[str]:
     """List calls of ``torch.autograd.Function``: their own backward may differ from the closed forms of their parts."""
-    waiting: list[Any] = [h.grad_fn]
-    seen, names = set(), set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if issubclass(type(node), BackwardCFunction):
-            names.add(node.name().removesuffix("Backward"))
-        waiting += [following for following, _ in node.next_functions]
     return [
         f"{name} is a torch.autograd.Function, whose own backward learned feedback does not follow: write it as a"
         " module with pull_back(x, u), or use SplitFG()"
-        for name in sorted(names)
+        for name in sorted(custom_functions(h))
     ]

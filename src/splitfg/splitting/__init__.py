@@ -3,6 +3,7 @@
 from splitfg.splitting._batches import Batch, parts
 from splitfg.splitting._black_box import BlackBoxTrunk, ForwardOnlyTrunk
 from splitfg.splitting._from_model import split
+from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._operators import explained
@@ -21,6 +22,7 @@ __all__ = [
     "Split",
     "Tied",
     "arguments",
+    "custom_functions",
     "explained",
     "names_of",
     "original",

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import Observed, call, places_of
 from splitfg.errors import shorten
 from splitfg.splitting._differences import DifferentPassError, Slope, measured
+from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
 
@@ -172,7 +172,7 @@ def _backward(seen: _Call) -> tuple[tuple[Tensor, Tensor] | None, list[str]]:
         return None, []
     pairs = zip(grads, (tangent for _, tangent in leaves), strict=True)
     product = sum(((g.double() * t.double()).sum() for g, t in pairs), torch.zeros((), dtype=torch.float64))
-    return (c, product), sorted(_functions(output))
+    return (c, product), sorted(custom_functions(output))
 
 
 def _same_product(backward: tuple[Tensor, Tensor], tangent: Tensor, dtype: torch.dtype) -> bool:
@@ -180,21 +180,6 @@ def _same_product(backward: tuple[Tensor, Tensor], tangent: Tensor, dtype: torch
     error = {torch.float64: 1e-6, torch.float32: 1e-3}.get(dtype, 0.1)
     difference = float((c.double() * tangent.double()).sum() - product)
     return abs(difference) <= error * float(c.double().norm() * tangent.double().norm())
-
-
-def _functions(output: Tensor) -> set[str]:
-    """Return the names of ``torch.autograd.Function`` classes in the graph of an output."""
-    waiting: list[Any] = [output.grad_fn]
-    seen, names = set(), set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if issubclass(type(node), BackwardCFunction):
-            names.add(node.name().removesuffix("Backward"))
-        waiting += [following for following, _ in node.next_functions]
-    return names
 
 
 @dataclass(eq=False)
