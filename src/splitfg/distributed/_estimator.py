@@ -132,7 +132,7 @@ class DistributedEstimator:
         part, error = self._part(split, x, y, own, share)
         if isinstance(own, RowGenerator):
             own.give_back()
-        K = self.estimator.score_count if isinstance(self.estimator, PartialEstimator) else 0
+        K = self.estimator.needs.scores if isinstance(self.estimator, PartialEstimator) else 0
         weight, total = reduced_message(self.ranks, split, x, y, part, share, scores=K)
         if total is None or part is None:
             raise failed(self.ranks, error)
@@ -146,14 +146,14 @@ class DistributedEstimator:
         """Return this process's share, and the generator to draw from; exchanges row counts if they are needed."""
         ranks, estimator = self.ranks, self.estimator
         share = Share(part=ranks.tangent_part, parts=ranks.tangent_parts)
-        if not isinstance(estimator, PartialEstimator) or not (estimator.draws_for_rows or estimator.reads_all_inputs):
+        if not isinstance(estimator, PartialEstimator) or not (estimator.needs.row_noise or estimator.needs.all_inputs):
             return share, generator
         rows = self._row_counts(split, x, y)
         share = replace(share, rows=rows[ranks.row_part], all_rows=sum(rows))
-        if estimator.reads_all_inputs:
+        if estimator.needs.all_inputs:
             whole: Inputs = pytree.tree_map(lambda t: ranks.gather_rows(t, rows) if has_rows(t) else t, x)
             share = replace(share, inputs=whole)
-        if not estimator.draws_for_rows or generator is None:
+        if not estimator.needs.row_noise or generator is None:
             return share, generator
         first = sum(rows[: ranks.row_part])
         return share, RowGenerator(generator, first=first, rows=share.rows, all_rows=share.all_rows)
@@ -201,11 +201,11 @@ def _problems(estimator: object, ranks: Ranks, check_every: int | None) -> list[
         found.append(f"check_every must be at least 1 (or None), got {check_every}")
     if ranks.tangent_parts > 1:
         name = type(estimator).__name__
-        if not isinstance(estimator, PartialEstimator) or not estimator.divides_tangents:
+        if not isinstance(estimator, PartialEstimator) or not estimator.needs.scores:
             found.append(f"{name} has no tangents to divide: use a mesh with the dimension 'rows' alone")
-        elif estimator.score_count < ranks.tangent_parts:
+        elif estimator.needs.scores < ranks.tangent_parts:
             found.append(
-                f"K is {estimator.score_count} and {ranks.tangent_parts} processes divide the tangents: raise K, or use"
-                " fewer processes along 'tangents'"
+                f"K is {estimator.needs.scores} and {ranks.tangent_parts} processes divide the tangents: raise K, or"
+                " use fewer processes along 'tangents'"
             )
     return found

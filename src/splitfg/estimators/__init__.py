@@ -9,7 +9,7 @@ from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
 from splitfg.estimators.learned_feedback import FoundLayer, LearnedFeedback
 from splitfg.estimators.parallel_pull import ParallelPull
-from splitfg.estimators.partial import Partial, PartialEstimator, Share
+from splitfg.estimators.partial import Partial, PartialEstimator, PartNeeds, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
 from splitfg.estimators.split_fg import SplitFG
@@ -30,6 +30,7 @@ __all__ = [
     "LearningEstimator",
     "Mean",
     "ParallelPull",
+    "PartNeeds",
     "Partial",
     "PartialEstimator",
     "PredictiveCoding",

@@ -12,6 +12,7 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._combine import Combination, Mean
+from splitfg.estimators.partial import PartNeeds
 from splitfg.splitting import Role, Split
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
 from splitfg.types import Engine, Estimate, Params
@@ -79,24 +80,9 @@ class TangentSettings(DrawsByLaw):
         return self.combine.biased or self.engine.biased
 
     @property
-    def score_count(self) -> int:
-        """Return K."""
-        return self.K
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Return ``False``: tangents do not depend on rows."""
-        return False
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Return ``False``."""
-        return False
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(scores=self.K)
 
     def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
         """Combine scores and the tangents that the generator draws to the estimated part of the gradient.

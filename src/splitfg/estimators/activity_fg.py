@@ -18,7 +18,7 @@ from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.learned_feedback import LearnedFeedback
-from splitfg.estimators.partial import ALONE, Partial, Share
+from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.feedback import Route
 from splitfg.numerics import added, norm
 from splitfg.sites import (
@@ -90,24 +90,9 @@ class ActivityFG:
         return with_state(split, [(x, y)], estimate)
 
     @property
-    def score_count(self) -> int:
-        """Return K."""
-        return self.K
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Whether a prediction learns from all rows."""
-        return self.prediction is not None
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(scores=self.K, row_noise=True, all_inputs=self.prediction is not None)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""

@@ -15,7 +15,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.estimators._state import with_state
-from splitfg.estimators.partial import ALONE, Partial, Share
+from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
 from splitfg.numerics import added, norm
 from splitfg.sites import (
@@ -95,24 +95,9 @@ class DirectPath:
         return with_state(split, list(parts(x, y, self.micro_batch)), estimate)
 
     @property
-    def score_count(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``False``: there are none."""
-        return False
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Whether learned maps draw noise."""
-        return isinstance(self.feedback, LearnedMaps)
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Return ``False``: what the maps learn from adds up over rows."""
-        return False
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(row_noise=isinstance(self.feedback, LearnedMaps))
 
     def part(
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share

@@ -11,7 +11,7 @@ from splitfg.engines import CentralDifference
 from splitfg.errors import raise_if
 from splitfg.estimators._settings import DrawsByLaw, micro_batch_problems, tangent_problems
 from splitfg.estimators.forward_gradient import ForwardGradient
-from splitfg.estimators.partial import Partial, Share
+from splitfg.estimators.partial import Partial, PartNeeds, Share
 from splitfg.splitting import Split
 from splitfg.tangents import Gaussian, TangentLaw
 from splitfg.types import Estimate, Inputs, Params, Target
@@ -57,24 +57,9 @@ class EvolutionStrategy(DrawsByLaw):
         return self._over_all()(split, x, y, generator=generator)
 
     @property
-    def score_count(self) -> int:
-        """Return K."""
-        return self.K
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``True``."""
-        return True
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Return ``False``: directions do not depend on rows."""
-        return False
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Return ``False``."""
-        return False
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(scores=self.K)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""

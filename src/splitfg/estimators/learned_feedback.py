@@ -18,7 +18,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators._tape_checks import pass_problems
-from splitfg.estimators.partial import ALONE, Partial, Share
+from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
@@ -106,24 +106,9 @@ class LearnedFeedback:
         return with_state(split, [(x, y)], estimate)
 
     @property
-    def score_count(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``False``."""
-        return False
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Return ``False``: every process measures responses on the same rows."""
-        return False
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Return ``True``: the maps learn from the rows of all processes."""
-        return True
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(all_inputs=True)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`.

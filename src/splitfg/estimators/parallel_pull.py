@@ -15,7 +15,7 @@ from splitfg.estimators._pull_pass import PullPass, mean_rows
 from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, pull_problems
 from splitfg.estimators._state import with_state
-from splitfg.estimators.partial import ALONE, Complete, Partial, Share
+from splitfg.estimators.partial import ALONE, Complete, Partial, PartNeeds, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import added, each_its_own, norm
 from splitfg.sites import (
@@ -94,24 +94,9 @@ class ParallelPull:
         return with_state(split, [(x, y)], estimate)
 
     @property
-    def score_count(self) -> int:
-        """Return 0."""
-        return 0
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Return ``False``: there are none."""
-        return False
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Whether the feedback draws noise."""
-        return isinstance(self.feedback, LearnedMaps | NoiseControl)
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Return ``False``: what the maps learn from adds up over rows."""
-        return False
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds(row_noise=isinstance(self.feedback, LearnedMaps | NoiseControl))
 
     def part(
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share

@@ -106,6 +106,26 @@ Complete: TypeAlias = Callable[[Split, Partial], Estimate]
 """Makes the estimate from the sum of all parts."""
 
 
+@dataclass(frozen=True)
+class PartNeeds:
+    """What a part of an estimate needs of the processes that share the work.
+
+    Attributes:
+        scores: K, the number of scores, which processes with the same rows can divide; 0 for estimators without any.
+        row_noise: Whether noise is drawn for every row, with :func:`splitfg.tangents.row_noise`.
+        all_inputs: Whether every process needs the inputs of all rows.
+
+    Example:
+        >>> import splitfg
+        >>> splitfg.SplitFG(K=8).needs
+        PartNeeds(scores=8, row_noise=False, all_inputs=False)
+    """
+
+    scores: int = 0
+    row_noise: bool = False
+    all_inputs: bool = False
+
+
 @runtime_checkable
 class PartialEstimator(Estimator, Protocol):
     """An estimator that computes its estimate in parts, so that several processes can share the work.
@@ -115,20 +135,8 @@ class PartialEstimator(Estimator, Protocol):
     """
 
     @property
-    def score_count(self) -> int:
-        """K, the number of scores in a part; 0 for estimators without scores."""
-
-    @property
-    def divides_tangents(self) -> bool:
-        """Whether processes with the same rows can divide the tangents."""
-
-    @property
-    def draws_for_rows(self) -> bool:
-        """Whether noise is drawn for every row, with :func:`splitfg.tangents.row_noise`."""
-
-    @property
-    def reads_all_inputs(self) -> bool:
-        """Whether every process needs the inputs of all rows."""
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs of the processes."""
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the part of the estimate for these rows and this share of the tangents.
