@@ -10,7 +10,7 @@ from typing import Literal
 from splitfg_lab.experiments.spec import Cell, Paper, Table
 from splitfg_lab.report._groups import PresetRuns, Variant, metric_summary
 from splitfg_lab.report._numbers import Summary, difference, is_share, measured, number, quoted
-from splitfg_lab.report._times import TIMES, timed_alone
+from splitfg_lab.report._times import TIMES
 
 State = Literal["measured", "diverged", "missing", "not run", "text"]
 Verdict = Literal["better", "worse", "same", ""]
@@ -83,7 +83,7 @@ def _view_value(metric: str, group: PresetRuns, decimals: int) -> CellView:
     if not group.runs:
         return CellView("not run", "not run")
     if summary.mean is None and not summary.diverged:
-        untimed = metric in TIMES and not all(timed_alone(run.report) for run in group.runs)
+        untimed = metric in TIMES and not all(run.report.timed_alone for run in group.runs)
         return _NOT_ALONE if untimed else _NO_VALUE
     if summary.mean is None:
         return CellView("diverged", "diverged", _note(summary, group))

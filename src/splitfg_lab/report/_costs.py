@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from splitfg_lab.report._groups import PresetRuns, measured_several, quantities
 from splitfg_lab.report._numbers import Summary, duration, significant, summarise
-from splitfg_lab.report._times import timed_alone
 from splitfg_lab.runs.results import RunRecord
 
 _QUANTITIES = {
@@ -82,7 +81,7 @@ def _without_empty_columns(table: CostTable) -> CostTable:
 
 
 def _note(rows: Iterable[CostRow], runs: Sequence[RunRecord], places: Collection[str]) -> str:
-    alone = [timed_alone(run.report) for run in runs]
+    alone = [run.report.timed_alone for run in runs]
     sentences = (
         f"All on {next(iter(places))}." if len(places) == 1 else "",
         _ALONE if any(alone) else "",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from splitfg_lab.experiments.spec import Experiment, Preset
 from splitfg_lab.report._numbers import Summary, summarise
-from splitfg_lab.report._times import TIMES, timed_alone
+from splitfg_lab.report._times import TIMES
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord
 
@@ -70,7 +70,7 @@ def quantities(report: RunReport) -> dict[str, float | None]:
     found = {name: getattr(report, name) for name in _QUANTITIES}
     unmeasured = [name for name in _NEVER_ZERO if found[name] == 0]
     averages = _OF_ONE_METHOD if measured_several(report) else ()
-    untimed = () if timed_alone(report) else TIMES
+    untimed = () if report.timed_alone else TIMES
     return found | dict.fromkeys((*unmeasured, *averages, *untimed))
 
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import RunRecord
 
 TIMES = ("step_ms", "wall_s")
 """Quantities of a report that are times."""
-
-
-def timed_alone(report: RunReport) -> bool:
-    """Return whether the run had its machine to itself; ``False`` if it did not record that."""
-    return report.side_by_side == 1
 
 
 def timing_problems(runs: Sequence[RunRecord]) -> list[str]:

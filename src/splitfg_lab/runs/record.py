@@ -87,6 +87,11 @@ class RunReport:
         """Whether the trunk ran no reverse pass, not even inside a block."""
         return self.trunk_backward == 0 and not self.block_backward
 
+    @property
+    def timed_alone(self) -> bool:
+        """Whether the run had its machine to itself; ``False`` if it did not record that."""
+        return self.side_by_side == 1
+
     def __post_init__(self) -> None:
         wrong = [f"{kind}: {name!r} is not a plain name" for kind, name in self._names() if not is_plain(name)]
         if self.config_digest and self.config_digest != config_digest(self.config):

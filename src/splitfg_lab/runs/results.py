@@ -1,21 +1,21 @@
 """Recorded results: finished runs in one small file per experiment.
 
-``results/<experiment>.json`` holds the ``report.json`` of each run and a thinned learning curve. Its order does not
-depend on when a run was added, so version control shows small changes.
+``results/<experiment>.json`` holds the ``report.json`` of each run and a thinned learning curve, with the parts that
+many runs share written once. Its order does not depend on when a run was added, so version control shows small changes.
+``splitfg results add results/*.json`` rewrites files of an earlier format.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Protocol
 
 from splitfg_lab.runs._errors import ConfigError, RunError
 from splitfg_lab.runs._metrics import read_metrics
-from splitfg_lab.runs.config import from_json, to_json
+from splitfg_lab.runs._results_file import decode, encode
 from splitfg_lab.runs.digests import canonical
 from splitfg_lab.runs.folder import RunFolder, find_folders
 from splitfg_lab.runs.names import natural
@@ -126,20 +126,21 @@ def add_results(folders: Iterable[RunFolder], results: Path, *, files: Iterable[
 def add_records(records: Iterable[RunRecord], results: Path) -> list[Path]:
     """Add runs to ``results/<experiment>.json`` and return the files written.
 
-    Of runs with the same preset, seed and config, keeps the one that finished last.
+    Of runs with the same preset, seed and config, keeps the one that finished last. The curve of a run that shared its
+    machine is recorded without seconds, which reports do not show.
 
     Raises:
         RunError: A results file is damaged, and no file is written; or a file cannot be written.
     """
     by_experiment: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
-        by_experiment[record.report.experiment].append(replace(record, curve=thin(record.curve)))
+        by_experiment[record.report.experiment].append(replace(record, curve=_recorded_curve(record)))
     added = {results / f"{name}.json": new for name, new in by_experiment.items()}
     make_folder(results)
     with locked(results, wait=True):  # other processes may add at the same time
         merged = {path: _merge(_read_own(path), new) for path, new in added.items()}
         for path, runs in merged.items():
-            write_atomic(path, _encoded(path.stem, runs))
+            write_atomic(path, encode(path.stem, ((run.report, run.curve) for run in runs)))
     return list(merged)
 
 
@@ -168,7 +169,7 @@ def read_results(path: Path) -> list[RunRecord]:
     Raises:
         RunError: The file is damaged or of another format; the error lists every problem.
     """
-    return _runs_of(_parse(path), path) if path.exists() else []
+    return _parse(path)[1] if path.exists() else []
 
 
 def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[dict[str, float], ...]:
@@ -184,46 +185,15 @@ def thin(curve: Sequence[dict[str, float]], most: int = MOST_POINTS) -> tuple[di
     return tuple({k: _six_digits(v) for k, v in curve[i].items() if not k.startswith("norm/")} for i in kept[-most:])
 
 
-@dataclass(frozen=True)
-class _RecordedRun(RunReport):
-    """A run in a results file: the fields of its report, and its curve, in which steps stay integers.
-
-    A curve is written by columns, which takes a third of the space; earlier files have it by points.
-    """
-
-    curve: tuple[dict[str, int | float], ...] | dict[str, tuple[int | float | None, ...]] = ()
-
-    def points(self) -> tuple[dict[str, int | float], ...]:
-        """Return the curve by points; a metric is left out of points at which it was not measured."""
-        if isinstance(self.curve, tuple):
-            return self.curve
-        rows = zip(*self.curve.values(), strict=True)
-        return tuple({k: v for k, v in zip(self.curve, row, strict=True) if v is not None} for row in rows)
-
-
-@dataclass(frozen=True)
-class _ResultsFile:
-    schema: Literal[1]
-    experiment: str
-    runs: tuple[_RecordedRun, ...]
-
-    def __post_init__(self) -> None:
-        others = sorted({run.experiment for run in self.runs} - {self.experiment})
-        if others:
-            raise ValueError(f"this results file of {self.experiment!r} holds runs of {', '.join(others)}")
-
-
-def _parse(path: Path) -> _ResultsFile:
+def _parse(path: Path) -> tuple[str, list[RunRecord]]:
+    """Return the experiment of a results file and its runs."""
     data = read_json(path)
     try:
-        return from_json(_ResultsFile, data)
+        experiment, runs = decode(data)
     except ConfigError as error:
         raise ConfigError(error.problems, what=str(path)) from None
-
-
-def _runs_of(file: _ResultsFile, path: Path) -> list[RunRecord]:
     source = f"{path.parent.name}/{path.name}"
-    return [RunRecord(_report_of(run), run.points(), source) for run in file.runs]
+    return experiment, [RunRecord(report, curve, source) for report, curve in runs]
 
 
 def _read_own(path: Path) -> list[RunRecord]:
@@ -234,17 +204,13 @@ def _read_own(path: Path) -> list[RunRecord]:
     """
     if not path.exists():
         return []
-    file = _parse(path)
-    if path.stem != file.experiment:
+    experiment, runs = _parse(path)
+    if path.stem != experiment:
         raise RunError(
-            f"{path} holds results of {file.experiment!r}, which belong in {file.experiment}.json: skipped."
+            f"{path} holds results of {experiment!r}, which belong in {experiment}.json: skipped."
             f" Add its runs with `splitfg results add {path}`, or move the file out of this folder."
         )
-    return _runs_of(file, path)
-
-
-def _report_of(run: _RecordedRun) -> RunReport:
-    return RunReport(**{f.name: getattr(run, f.name) for f in fields(RunReport)})
+    return runs
 
 
 def _attempt(path: Path, read: Callable[[Path], list[RunRecord]], problems: list[Problem]) -> Iterator[RunRecord]:
@@ -280,16 +246,10 @@ def _finished(run: RunRecord) -> str:
     return run.report.finished
 
 
-def _encoded(experiment: str, records: Sequence[RunRecord]) -> bytes:
-    """Write a results file with one line per run, so that a changed run is one changed line."""
-    compact = (",", ":")
-    lines = ",\n".join(json.dumps(_recorded(r), allow_nan=False, separators=compact) for r in records)
-    return f'{{"schema": 1, "experiment": {json.dumps(experiment)}, "runs": [\n{lines}\n]}}\n'.encode()
-
-
-def _recorded(run: RunRecord) -> dict[str, Any]:
-    names = dict.fromkeys(name for point in run.curve for name in point)
-    return to_json(run.report) | {"curve": {name: [point.get(name) for point in run.curve] for name in names}}
+def _recorded_curve(run: RunRecord) -> tuple[dict[str, float], ...]:
+    """Thin a curve, and leave out its seconds unless the run had its machine alone, as reports do."""
+    unused = () if run.report.timed_alone else ("wall_s",)
+    return tuple({k: v for k, v in point.items() if k not in unused} for point in thin(run.curve))
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
