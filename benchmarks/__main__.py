@@ -116,23 +116,24 @@ def _print(found: dict[str, Any]) -> None:
             print(f"    {name:<22}{ms:>10.2f} ms {time_ratio:>6.2f} x {mib:>10.1f} MiB {mib / base:>6.2f} x")
 
 
+def made(device: torch.device) -> dict[str, Any]:
+    """Return what measurements rest on: date, device, revision and versions."""
+    revision = source_revision()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": describe_device(device),
+        "threads": torch.get_num_threads(),
+        "git": None if revision is None else revision.commit,
+        "git_dirty": None if revision is None else revision.dirty,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def record(path: Path, device: torch.device, found: dict[str, Any]) -> None:
     """Replace a file as a whole by what was found, and by what it rests on."""
-    revision = source_revision()
     make_folder(path.parent)
-    write_json(
-        path,
-        {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "device": describe_device(device),
-            "threads": torch.get_num_threads(),
-            "git": None if revision is None else revision.commit,
-            "git_dirty": None if revision is None else revision.dirty,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            **found,
-        },
-    )
+    write_json(path, {**made(device), **found})
 
 
 if __name__ == "__main__":

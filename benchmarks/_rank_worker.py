@@ -31,7 +31,10 @@ _NEVER = 10**9
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a method on a model, with a limit on the loopback device's rate in bit/s, or none."""
+    """What is measured: a method on a model, with a limit on the loopback device's rate, or none.
+
+    ``counted``: the loopback device counts the bytes of this group alone, in a network namespace of its own.
+    """
 
     model: str
     method: str
@@ -39,6 +42,7 @@ class Case:
     length: int
     steps: int
     rate: str | None = None
+    counted: bool = True
 
 
 def main() -> None:
@@ -46,12 +50,13 @@ def main() -> None:
     torch.set_num_threads(1)
     for text in sys.argv[1:]:
         case = Case(**json.loads(text))
-        if ranks.is_first:
+        if ranks.is_first and case.counted:
             _limit(case.rate)
         dist.barrier()
         found = measure(case, ranks.size)
         if ranks.is_first:
-            print(json.dumps(asdict(case) | {"ranks": ranks.size} | found), flush=True)
+            kept = {name: value for name, value in asdict(case).items() if name != "counted"}
+            print(json.dumps(kept | {"ranks": ranks.size} | found), flush=True)
     dist.barrier()
 
 
@@ -60,16 +65,16 @@ def measure(case: Case, ranks: int) -> dict[str, Any]:
     step = _step(case)
     for _ in range(2):
         step()
-    times, busy, wire = [], [], _wire()
+    times, busy, wire = [], [], _wire() if case.counted else 0
     for _ in range(case.steps):
         begin, began = time.perf_counter(), time.process_time()
         step()
         times.append(1e3 * (time.perf_counter() - begin))
         busy.append(1e3 * (time.process_time() - began))
-    sent = (_wire() - wire) / case.steps / ranks
+    sent = round((_wire() - wire) / case.steps / ranks) if case.counted else None
     with HandedBytes() as handed:
         step()
-    bytes_ = {"wire_bytes": round(sent), "group_bytes": handed.count, "messages": handed.messages}
+    bytes_ = {"wire_bytes": sent, "group_bytes": handed.count, "messages": handed.messages}
     return {"step_ms": round(statistics.median(times), 2), "cpu_ms": round(statistics.median(busy), 2), **bytes_}
 
 

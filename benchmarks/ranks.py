@@ -1,27 +1,29 @@
 """``python -m benchmarks.ranks``: bytes and time of a step on several processes, Split-FG beside DDP.
 
-Every group of processes runs in a network namespace of its own, so that the loopback device counts nothing but its
-bytes and can be limited (``unshare`` and ``tc`` must be allowed). ``--record`` keeps the numbers in
-``benchmarks/ranks.json``.
+Every group of processes runs in a network namespace of its own where ``unshare`` allows it, so that the loopback device
+counts nothing but its bytes. ``--scaling`` and ``--limited`` measure one part and keep the others as recorded;
+``--limited`` needs namespaces and ``tc``. ``--record`` writes the numbers to ``benchmarks/ranks.json`` or to the file
+that it names. A busy machine is an error unless ``--busy`` is passed, which the record then states.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.__main__ import record
+from benchmarks.__main__ import made
+from benchmarks._machine import can_separate, cores, load, run_group
 from benchmarks._network_model import Link, shared_step_s, step_s
 from benchmarks._rank_worker import MODELS, K
 from splitfg import LinearHead, Role, Split, Tied
 from splitfg.models import GPT
+from splitfg_lab.runs.storage import write_json
 
 RECORDED = Path(__file__).parent / "ranks.json"
 METHODS = ("split_fg", "split_fg_local_heads", "ddp", "ddp_trunk")
@@ -30,30 +32,58 @@ BANDWIDTHS = {"10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8, "10 Mbit/s"
 LATENCIES = {"0.05 ms": 5e-5, "1 ms": 1e-3, "20 ms": 2e-2, "100 ms": 0.1}
 WORKERS = (2, 8, 64, 1000)
 _LONGEST_S = 30.0
+_MOST_WAITING = 1.2
+_WORKER = "benchmarks._rank_worker"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument(
-        "--scaling", action="store_true", help="measure the scaling alone, and keep the rest as recorded"
-    )
-    args = parser.parse_args()
-    kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-    found = {"K": K, "load": os.getloadavg()[0], "sizes": {name: sizes(name) for name in MODELS}}
-    scaling = [case for ranks in (1, 2, 4) for case in run(ranks, _scaling())]
-    found |= {"scaling": scaling, "simulated": simulated(scaling)}
-    found["limited"] = kept["limited"] if args.scaling else limited()
+    parser.add_argument("--record", type=Path, nargs="?", const=RECORDED)
+    parser.add_argument("--scaling", action="store_true", help="measure weak scaling alone")
+    parser.add_argument("--limited", action="store_true", help="measure limited bandwidth alone")
+    parser.add_argument("--busy", action="store_true", help="measure although other jobs run, and record that")
+    args = parser.parse_args(arguments)
+    here, separate = load(), can_separate()
+    if here["busy"] and not args.busy:
+        sys.exit(f"other jobs run here (load {here['load']} on {here['cores']} cores): wait, or pass --busy")
+    if not (args.scaling or args.limited):
+        args.scaling = args.limited = True
+    if args.limited and not separate:
+        sys.exit("--limited needs `unshare --map-root-user --net` and `ip`: measure with --scaling alone")
+    found = json.loads(RECORDED.read_text(encoding="utf-8"))
+    found |= {"K": K, "sizes": {name: sizes(name) for name in MODELS}}
+    facts = {**made(torch.device("cpu")), **here, "threads": 1}
+    if args.scaling:
+        cases = scaling(separate)
+        found["scaling"] = {"made": facts | _disturbed(cases, here), "cases": cases}
+        found["simulated"] = simulated(cases)
+    if args.limited:
+        found["limited"] = {"made": facts, "cases": limited()}
     print(json.dumps(found, indent=1))
-    if args.record:
-        record(RECORDED, torch.device("cpu"), found | {"kills": kept.get("kills")})
+    if args.record is not None:
+        write_json(args.record, found)
+
+
+def scaling(separate: bool) -> list[dict[str, Any]]:
+    """Return steps of small8 with a fixed batch in every process: as many as half the cores, and at least four."""
+    groups = [ranks for ranks in (1, 2, 4, 8) if ranks <= max(4, cores() // 2)]
+    cases = [
+        {"model": "small8", "method": m, "rows": 2, "length": 64, "steps": 5, "counted": separate} for m in METHODS
+    ]
+    return [case for ranks in groups for case in run_group(_WORKER, ranks, cases, separate=separate)]
+
+
+def _disturbed(cases: list[dict[str, Any]], here: dict[str, Any]) -> dict[str, Any]:
+    """Compare wall and CPU time of a single process, which differ where other jobs take its core."""
+    waited = max(c["step_ms"] / c["cpu_ms"] for c in cases if c["ranks"] == 1)
+    return {"wall_to_cpu": round(waited, 2), "busy": here["busy"] or waited > _MOST_WAITING}
 
 
 def limited() -> list[dict[str, Any]]:
     """Return steps of a small model at several rates of the loopback device, and what the model expects."""
-    whole = {case["method"]: case for case in run(2, [_tiny(method) for method in METHODS[:3]])}
+    whole = {case["method"]: case for case in _two([_tiny(method) for method in METHODS[:3]])}
     cases = [_tiny(m, rate) for m in METHODS[:3] for rate, bits in RATES.items() if _bearable(whole[m], bits)]
-    found = run(2, cases)
+    found = _two(cases)
     for case in found:
         unlimited = whole[case["method"]]["step_ms"] / 1e3
         case["model_ms"] = round(1e3 * shared_step_s(unlimited, case["wire_bytes"], 2, RATES[case["rate"]]), 1)
@@ -89,28 +119,8 @@ def sizes(model: str) -> dict[str, int]:
     return {"trunk": split.count(Role.TRUNK), "head": split.count(Role.TIED, Role.HEAD)}
 
 
-def run(ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run cases in a group of processes, in a network namespace of its own."""
-    if not cases:
-        return []
-    inside = 'ip link set lo up; for r in $(seq 1 $((WORLD_SIZE - 1))); do RANK=$r "$@" & done; RANK=0 "$@"; wait'
-    worker = [sys.executable, "-m", "benchmarks._rank_worker", *map(json.dumps, cases)]
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["unshare", "--map-root-user", "--net", "bash", "-c", inside, "bash", *worker],
-        env=os.environ | address,
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    for case in found:
-        print(case, file=sys.stderr)
-    return found
-
-
-def _scaling() -> list[dict[str, Any]]:
-    return [{"model": "small8", "method": m, "rows": 2, "length": 64, "steps": 5} for m in METHODS]
+def _two(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return run_group(_WORKER, 2, cases, separate=True)
 
 
 def _tiny(method: str, rate: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ NAMES = {
     "ddp": "Backprop, DDP",
     "ddp_trunk": "Backprop, DDP, trunk only",
 }
+_COLUMNS = ("step_ms", "cpu_ms", "group_bytes", "wire_bytes")
 SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
 
 
@@ -35,20 +36,20 @@ def page(found: dict[str, Any]) -> str:
     blocks = [
         "---\nhide-toc: true\n---",
         "# Several processes: bytes, time and faults",
-        f"From `python -m benchmarks.ranks --record` and `python -m benchmarks.rank_kills --record`, {found['date']},"
-        f" {found['device']}, torch {found['torch']}, revision {str(found['git'])[:10]}. One thread per process, gloo,"
-        f" on two cores that other jobs shared (load {found['load']:.0f}), so CPU times are steadier than step times."
-        " `benchmarks/ranks.json` has all numbers.",
+        "From `python -m benchmarks.ranks --record` and `python -m benchmarks.rank_kills --record`. One thread per"
+        " process, gloo. `benchmarks/ranks.json` has all numbers.",
         f"## GPT small8, K = {K}",
         f"{sizes['trunk']:,} numbers in the trunk, {sizes['head']:,} in the head. Every process has 2 rows of 64"
         " tokens.",
-        _scaling(found["scaling"]),
+        _scaling(found["scaling"]["cases"]),
+        _made(found["scaling"]["made"]),
         "Bytes are per process and step: as handed to the process group, and as counted by the loopback device of a"
-        " network namespace, TCP headers included. Four processes share two cores.",
+        " network namespace, TCP headers included (- where the machine allowed no namespace).",
         "## Limited bandwidth, measured",
         "A smaller GPT (4 layers, width 128, 1,000 tokens), two processes that share one medium, limited with `tc tbf`."
         " The model is the unlimited step plus the bytes on the wire at the limit.",
-        _limited(found["limited"]),
+        _limited(found["limited"]["cases"]),
+        _made(found["limited"]["made"]),
         "## Bandwidth, latency and workers, simulated",
         "small8; computation is the CPU time of one process, messages as above, nothing overlaps. An all-reduce of M"
         " bytes takes the shorter of a ring, 2 (N - 1) (8 M / N / bandwidth + latency), and recursive doubling,"
@@ -60,12 +61,25 @@ def page(found: dict[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _made(facts: dict[str, Any]) -> str:
+    """Return a sentence on the machine of a table."""
+    shared = (
+        "other jobs shared the machine, so CPU times are steadier than step times"
+        if facts["busy"]
+        else "no other jobs ran"
+    )
+    return (
+        f"Measured {facts['date']}, {facts['device']}, {facts['cores']} cores, load {facts['load']:.1f} ({shared}),"
+        f" torch {facts['torch']}, revision {str(facts['git'])[:10]}."
+    )
+
+
 def _scaling(cases: Sequence[dict[str, Any]]) -> str:
     rows = [
         (
             NAMES[c["method"]],
             c["ranks"],
-            *(f"{c[kind]:,.0f}" for kind in ("step_ms", "cpu_ms", "group_bytes", "wire_bytes")),
+            *("-" if c[kind] is None else f"{c[kind]:,.0f}" for kind in _COLUMNS),
         )
         for c in cases
     ]

@@ -35,7 +35,7 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_doubling():
 
 def test_recorded_bytes_of_the_trunk():
     K, sizes = RECORDED["K"], RECORDED["sizes"]["small8"]
-    cases = {(c["method"], c["ranks"]): c for c in RECORDED["scaling"]}
+    cases = {(c["method"], c["ranks"]): c for c in RECORDED["scaling"]["cases"]}
     for ranks in (2, 4):
         ours, theirs = cases["split_fg_local_heads", ranks], cases["ddp_trunk", ranks]
         assert ours["group_bytes"] == 4 * (K + 4)
@@ -45,7 +45,7 @@ def test_recorded_bytes_of_the_trunk():
 
 
 def test_the_model_fits_the_measured_points():
-    limited = [case for case in RECORDED["limited"] if case["rate"]]
+    limited = [case for case in RECORDED["limited"]["cases"] if case["rate"]]
     far = [c for c in limited if abs(c["model_ms"] - c["step_ms"]) > 0.25 * c["step_ms"]]
     assert len(limited) >= 8
     assert not far
@@ -53,7 +53,7 @@ def test_the_model_fits_the_measured_points():
 
 def test_the_page_shows_what_is_recorded():
     page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED)
-    for case in RECORDED["scaling"]:
+    for case in RECORDED["scaling"]["cases"]:
         assert f"{case['step_ms']:,.0f}" in page
         assert f"{case['group_bytes']:,}" in page
     assert "ANOTHER RESULT" not in page
