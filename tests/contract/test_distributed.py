@@ -18,6 +18,7 @@ from splitfg.distributed import (
     ScoreLog,
     ShardedHead,
     check_replicas,
+    connect,
     replay,
 )
 from splitfg.feedback import NoiseControl
@@ -211,6 +212,35 @@ def lookup(rank, values):
     if rank == 2:
         params["large"][-1] = values
     check_replicas(Ranks(), params)
+
+
+def replay_after_a_change(rank):
+    split, x, y = network("split_fg", torch.float32)
+    estimator = DistributedEstimator(splitfg.SplitFG(K=2), check_every=2)
+    generator = torch.Generator().manual_seed(0)
+    estimator(split, x, y, generator=generator)
+    if rank == 2:
+        with torch.no_grad():
+            next(iter(split.trunk_params().values()))[0] += 1
+    assert not estimator.capturable  # gloo
+    estimator.before_replay(split, generator)  # the second call: not yet due
+    estimator.before_replay(split, generator)
+
+
+def test_replays_of_a_captured_step_compare_parameters_when_due(crew):
+    errors = crew.errors(replay_after_a_change)
+    assert {kind for kind, _ in errors} == {"SplitError"}
+    assert all("between rank 0 and rank 2" in message for _, message in errors)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (2, "start one for every GPU")])
+def test_more_processes_than_gpus_is_an_error_before_the_rendezvous(monkeypatch, gpus, words):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    place = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(splitfg.SplitError, match=words):
+        connect(device="cuda")
 
 
 def test_replicas_that_differ_in_one_bit_are_found(crew):

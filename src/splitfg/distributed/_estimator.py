@@ -107,6 +107,15 @@ class DistributedEstimator:
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(split, estimate)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can capture the messages: those of NCCL."""
+        return self.ranks.device.type == "cuda"
+
+    def before_replay(self, split: Split, generator: torch.Generator) -> None:
+        """Count a replayed call, and compare all parameters if that is due."""
+        self._compare(split, generator)
+
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, DistributedEstimator]:
         """Compile the estimator; messages stay outside compiled code, and a CUDA graph captures those of NCCL."""
         twin, fast = compiled(split, self.estimator, compile_)

@@ -82,9 +82,10 @@ class Ranks:
 
     def gather(self, values: Tensor) -> Tensor:
         """Stack a tensor of equal shape from the processes with different rows."""
-        found = [torch.empty_like(values) for _ in range(self.row_parts)]
-        _call(lambda: dist.all_gather(found, values.contiguous(), group=self._row_group), "an all-gather")
-        return torch.stack(found)
+        own = values.to(self.device).contiguous()  # gloo gathers tensors of the host alone
+        found = [torch.empty_like(own) for _ in range(self.row_parts)]
+        _call(lambda: dist.all_gather(found, own, group=self._row_group), "an all-gather")
+        return torch.stack(found).to(values.device)
 
     def gather_rows(self, values: Tensor, rows: Sequence[int]) -> Tensor:
         """Join the rows of all processes, which hold ``rows`` rows each."""
@@ -137,7 +138,7 @@ def connect(
 
     Raises:
         SplitError: If the program was not started by ``torchrun``, or the number of processes is no multiple of
-            ``tangents``.
+            ``tangents``, or a host has more processes than GPUs.
         LostRankError: If not all processes arrive at the rendezvous.
 
     Example:
@@ -156,6 +157,7 @@ def connect(
         raise SplitError([f"{names} {verb} not set: start the program with torchrun --nproc-per-node N"])
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cuda":
+        raise_if(_gpu_problems())
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -173,6 +175,19 @@ def connect(
     for name in (ROWS, TANGENTS):
         _set_pg_timeout(timeout, mesh.get_group(name))
     return Ranks(mesh)
+
+
+def _gpu_problems() -> list[str]:
+    """Compare the processes of this host with its GPUs; NCCL takes one process per GPU."""
+    here, found = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if found == 0:
+        return ["torch sees no GPU on this host: pass device='cpu'"]
+    if here <= found:
+        return []
+    return [
+        f"{here} processes on a host with {found} GPU{'s' * (found != 1)}: start one for every GPU with torchrun"
+        f" --nproc-per-node {found}, or pass device='cpu'"
+    ]
 
 
 def _meet(backend: str, arrival: timedelta, timeout: timedelta) -> None:

@@ -11,7 +11,14 @@ from splitfg.estimators.learned_feedback import FoundLayer, LearnedFeedback
 from splitfg.estimators.parallel_pull import ParallelPull
 from splitfg.estimators.partial import Partial, PartialEstimator, PartNeeds, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
-from splitfg.estimators.protocol import CompilableEstimator, Estimator, LearningEstimator, Stateful, compiled
+from splitfg.estimators.protocol import (
+    CompilableEstimator,
+    Estimator,
+    LearningEstimator,
+    MessagingEstimator,
+    Stateful,
+    compiled,
+)
 from splitfg.estimators.split_fg import SplitFG
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "LearnedFeedback",
     "LearningEstimator",
     "Mean",
+    "MessagingEstimator",
     "ParallelPull",
     "PartNeeds",
     "Partial",

@@ -61,6 +61,18 @@ class CompilableEstimator(Estimator, Protocol):
         """
 
 
+@runtime_checkable
+class MessagingEstimator(Estimator, Protocol):
+    """An estimator that exchanges messages with other processes, which a CUDA graph may or may not hold."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can capture a call with its messages."""
+
+    def before_replay(self, split: Split, generator: torch.Generator) -> None:
+        """Do on the host what a replayed call leaves out; captured learners call it before every replay."""
+
+
 def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> tuple[Split, Estimator]:
     """Return network and estimator with their heavy parts compiled; the estimate is the same up to rounding.
 
