@@ -9,7 +9,7 @@ FLOAT32 := joint_norm or theory_is_the_gradients_energy or probes_are_as_large o
 QUICK := $(addprefix tests/,oracle/test_heads.py oracle/test_engines.py oracle/test_split.py oracle/test_estimators.py \
 	oracle/test_estimator_formulas.py contract/test_estimator_contract.py contract/test_split_refusals.py \
 	contract/test_imports.py contract/test_testing.py oracle/test_feedback.py oracle/test_learned_feedback.py \
-	unit/test_gradient_learner.py unit/test_optimizers.py unit/test_tangents.py \
+	oracle/test_closed_forms.py oracle/test_map_rules.py unit/test_gradient_learner.py unit/test_optimizers.py unit/test_tangents.py \
 	unit/test_theory.py unit/test_training.py unit/test_report_tables.py unit/test_runs_config.py \
 	docs/test_numbers.py docs/test_repository.py)
 
@@ -59,7 +59,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 plant-bugs: $(READY)
-	$(BIN)/python tools/plant_bugs.py
+	$(BIN)/python -m tools.plant_bugs
 
 clean:
 	rm -rf $(VENV) build dist

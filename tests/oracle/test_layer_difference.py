@@ -2,24 +2,13 @@
 
 import pytest
 import torch
+from _learning import taught
+from _toolkit import DOUBLE, generator
 from torch import nn
 
 from splitfg import Backprop, LearnedFeedback, LinearHead, Split, SplitError, Tied
 from splitfg.feedback import DeltaRule, Direct, LayerDifference, Relay
 from splitfg.models import GPT, MLP, GPTConfig, TabM
-
-DOUBLE = torch.float64
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def converged(split, x, y, estimator, steps=40):
-    draws = generator(1)
-    for _ in range(steps):
-        estimator.update_state(split, estimator(split, x, y, generator=draws))
-    return estimator(split, x, y, generator=draws)
 
 
 def mlp():
@@ -49,7 +38,7 @@ def convolutions():
 def test_the_estimate_converges_to_the_gradient(network):
     torch.manual_seed(0)
     split, x, y = network()
-    estimate = converged(split, x, y, LearnedFeedback(probe=LayerDifference()))
+    estimate = taught(LearnedFeedback(probe=LayerDifference()), split, x, y, 40)
     exact = Backprop()(split, x, y).grads
     assert set(estimate.grads) == set(exact)
     for name, g in exact.items():
@@ -60,7 +49,7 @@ def test_the_maps_are_the_weights_whatever_the_step():
     split, x, y = mlp()
     for step in (1e-3, 1.0, 30.0):
         estimator = LearnedFeedback(probe=LayerDifference(step))
-        converged(split, x, y, estimator)
+        taught(estimator, split, x, y, 40)
         maps = estimator.route.state_dict()
         weights = {n: m.weight for n, m in split.trunk.named_modules() if n in maps}
         assert len(maps) == 2
@@ -84,7 +73,8 @@ def test_members_of_an_ensemble_share_a_map():
     trunk = TabM(5, width=6, layers=2, members=3, generator=generator()).double()
     split = Split(trunk, LinearHead(nn.Linear(6, 3).double()))
     x, y = torch.randn(64, 5, dtype=DOUBLE, generator=generator(2)), torch.arange(64) % 3
-    estimate, exact = converged(split, x, y, LearnedFeedback(probe=LayerDifference())), Backprop()(split, x, y).grads
+    estimate = taught(LearnedFeedback(probe=LayerDifference()), split, x, y, 40)
+    exact = Backprop()(split, x, y).grads
     for name in exact:
         cosine = torch.nn.functional.cosine_similarity(estimate.grads[name].flatten(), exact[name].flatten(), dim=0)
         assert cosine > 0.9, name

@@ -1,22 +1,20 @@
 """Learned feedback on awkward trunks: its converged gradient is backpropagation's, or an error gives the cure."""
 
+import _learning
 import pytest
 import torch
+from _learning import taught
+from _toolkit import DOUBLE, generator
 from torch import nn
 from torch.func import functional_call
 
 import splitfg
-from splitfg import Backprop, LearnedFeedback, LinearHead, Split, SplitError
+from splitfg import LearnedFeedback, LinearHead, Split, SplitError
 from splitfg.feedback import Direct, Relay
 from splitfg.models import MLP
 from splitfg.sites import _rules, register_rule
 
-DOUBLE = torch.float64
 ROWS = 40
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def inputs(dtype=DOUBLE):
@@ -53,11 +51,7 @@ def network(make, dtype=DOUBLE):
 
 
 def errors(split, x, y, *, route=Relay, steps=80):
-    estimator, draws = LearnedFeedback(route=route()), generator(7)
-    for _ in range(steps):
-        estimator.update_state(split, estimator(split, x, y, generator=draws))
-    found, exact = estimator(split, x, y, generator=draws).grads, Backprop()(split, x, y).grads
-    return {n: float((found[n] - g).norm() / g.norm().clamp_min(1e-12)) for n, g in exact.items()}
+    return _learning.errors(split, taught(LearnedFeedback(route=route()), split, x, y, steps), x, y)
 
 
 def shared_weight():

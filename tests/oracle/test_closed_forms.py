@@ -1,0 +1,93 @@
+"""The rules that pull a signal back through operators, against autograd in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _learning import errors, network
+from _toolkit import generator, noise
+from torch import nn
+
+from splitfg import LearnedFeedback
+from splitfg.feedback import Relay, sweep
+from splitfg.sites import record_tape
+
+TOKENS = torch.tensor([[0, 1, 2, 2], [3, 3, 1, 0]])
+
+
+FUNCTIONS = {
+    "add broadcast": lambda a, b: a + b[0],
+    "sub": lambda a, b: 3 - a - 2 * b,
+    "mul": lambda a, b: a * b * 0.5,
+    "div": lambda a, b: a / (2 + b.square()),
+    "relu": lambda a, b: torch.relu(a) + F.relu(b),
+    "elementwise": lambda a, b: F.gelu(a, approximate="tanh") + F.leaky_relu(b, 0.2) + F.elu(a) + F.mish(b) + a**3,
+    "exp log": lambda a, b: (1 + a.exp()).log() - b.abs().sqrt(),
+    "hard": lambda a, b: F.hardswish(a) + F.relu6(b) + F.hardtanh(a) + a.clamp(-0.5, 0.5),
+    "matmul": lambda a, b: a @ b.mT @ a,
+    "softmax": lambda a, b: (a @ b.transpose(-1, -2)).softmax(-1) @ b,
+    "attention": lambda a, b: F.scaled_dot_product_attention(a, b, a * b, is_causal=True),
+    "attention mask": lambda a, b: F.scaled_dot_product_attention(a, b, b, attn_mask=torch.eye(4, dtype=torch.bool)),
+    "attention bias": lambda a, b: F.scaled_dot_product_attention(a, b, b, attn_mask=(a @ b.mT), scale=0.3),
+    "grouped attention": lambda a, b: F.scaled_dot_product_attention(a, b[:1], a[1:], enable_gqa=True),
+    "layer norm": lambda a, b: F.layer_norm(a, (4, 6), b[0], a[0], eps=0.1) + F.layer_norm(b, (6,)),
+    "batch norm": lambda a, b: F.batch_norm(a, noise(4), noise(4).square(), b[0, 1, :4], a[0, 0, :4]),
+    "batch statistics": lambda a, b: F.batch_norm(a, None, None, b[0, 1, :4], a[0, 0, :4], training=True),
+    "embedding": lambda a, b: F.embedding(TOKENS, a.flatten(0, 1), padding_idx=-8) + F.embedding(TOKENS, b[0]),
+    "gather": lambda a, b: a.gather(1, TOKENS.unsqueeze(-1).expand(2, 4, 6) % 4) * b,
+    "pad": lambda a, b: F.pad(a, (1, 2, 0, 1)) * F.pad(b, (3, 0, 1, 0), value=1.0),
+    "repeat": lambda a, b: a.repeat(2, 1, 3) + b.repeat(3, 2, 1, 1)[0].repeat(1, 1, 3),
+    "pool": lambda a, b: F.adaptive_avg_pool1d(a, 1) * b,
+    "masked": lambda a, b: a.masked_fill(torch.eye(4, 6, dtype=torch.bool), 0.3) + torch.where(b > 0, b, a),
+    "mean": lambda a, b: a - a.mean(-1, keepdim=True) + b.mean(dim=(0, 1)) + a.sum(1, keepdim=True) + b.mean(),
+    "reshape": lambda a, b: a.flatten(1).unflatten(1, (6, 4)).reshape(2, 4, 6) + b.view(8, 6).view(2, 4, 6),
+    "permute": lambda a, b: a.permute(2, 0, 1).permute(1, 2, 0) * b.transpose(0, 1).transpose(1, 0).contiguous(),
+    "index": lambda a, b: b[:, [0, 0]] * a[:, :2],
+    "parts": lambda a, b: torch.cat([*a.split(2, -1), b.chunk(2, -1)[0]], -1) + torch.stack(b.unbind(1), 1)[..., :1],
+    "expand": lambda a, b: a[:, :1].expand(2, 4, 6) * b + b.unsqueeze(0).squeeze(0),
+    "detach": lambda a, b: a.detach() * b,
+}
+
+
+class Sum(nn.Module):
+    """Two parameters through a function, so that a sweep has to pull h back to both."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b = nn.Parameter(noise(2, 4, 6, seed=0)), nn.Parameter(noise(2, 4, 6))
+        self.function = function
+
+    def forward(self):
+        data = torch.zeros(())  # a product with values of parameters alone belongs into a layer
+        return self.function(self.a + data, self.b + data)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_closed_forms_are_autograds(name):
+    module = Sum(FUNCTIONS[name])
+    h = module()
+    u = noise(*h.shape, seed=2)
+    expected = torch.autograd.grad(h, (module.a, module.b), u, materialize_grads=True)
+    trained = {id(module.a): "a", id(module.b): "b"}
+    grads = sweep(record_tape(module, module, trained), u, Relay(), trained).grads
+    for found, exact in zip((grads.get("a"), grads["b"]), expected, strict=True):
+        torch.testing.assert_close(found if found is not None else torch.zeros_like(exact), exact)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AdaptiveAvgPool2d(1),
+        nn.AvgPool2d(2),
+        nn.MaxPool2d(2),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.AvgPool2d(3, 2, 1),
+    ],
+    ids=str,
+)
+def test_pooling_is_pulled_back(pool):
+    trunk = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), pool, nn.Flatten()).double()
+    x = noise(3, 2, 6, 6)
+    split = network(trunk, trunk(x).shape[-1])
+    y = torch.randint(0, 3, (3,), generator=generator())
+    found = errors(split, LearnedFeedback()(split, x, y, generator=generator()), x, y)
+    assert max(found.values()) < 1e-10

@@ -1,0 +1,78 @@
+"""Bugs in feedback: rules of operators, learned maps, the residual path."""
+
+from tools.plant_bugs.bug import Bug
+
+RELAYED = "tests/oracle/test_learned_feedback.py::test_relayed_feedback_becomes_the_gradient"
+
+BUGS = (
+    Bug(
+        "pullback of a norm without its mean",
+        "sites/_pullback.py",
+        "    if not _is_rms(module):",
+        "    if _is_rms(module) and True:",
+        ("tests/oracle/test_feedback.py::test_norms_are_pulled_back_as_autograd_does",),
+    ),
+    Bug(
+        "adapters of an ensemble mixed up",
+        "models/tabm.py",
+        "adapted, scaled = a * self.r, delta * self.s",
+        "adapted, scaled = a, delta * self.s",
+        ("tests/contract/test_activity_fg.py::test_layers_of_a_table_know_their_gradients",),
+    ),
+    Bug(
+        "mean Jacobian the wrong way round",
+        "feedback/_maps.py",
+        "return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype).T",
+        "return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype)",
+        ("tests/oracle/test_feedback.py::TestMeanJacobian",),
+    ),
+    Bug(
+        "ReLU at the top of the stream that lets everything through",
+        "sites/_pullback.py",
+        "return (u * (x > 0)).to(narrow), {}",
+        "return u.to(narrow), {}",
+        ("tests/oracle/test_feedback.py::test_norms_are_pulled_back_as_autograd_does",),
+    ),
+    Bug(
+        "norms pulled back in a narrow dtype",
+        "numerics.py",
+        "return x.to(wide(x.dtype))",
+        "return x",
+        ("tests/oracle/test_feedback.py::test_narrow_norms_are_as_exact_as_their_dtype",),
+    ),
+    Bug(
+        "a stream whose writes need not add up",
+        "sites/_validate.py",
+        "if found or not path.strict:",
+        "if True:",
+        ("tests/contract/test_direct_path.py::TestRefusals",),
+    ),
+    Bug(
+        "maps that do not take off what they predict",
+        "feedback/_maps.py",
+        "rest = rest - e @ self._map(name, e, e.shape[-1], response.shape[-1]).to(e.dtype)",
+        "pass",
+        ("tests/oracle/test_feedback.py::TestMeanJacobian",),
+    ),
+    Bug(
+        "learned feedback through a transposed map",
+        "feedback/_routes.py",
+        "return (delta @ m[0]).sum_to_size(a.shape)",
+        "return (delta @ m[0].mT).sum_to_size(a.shape)",
+        (f"{RELAYED}[relu-difference]",),
+    ),
+    Bug(
+        "learned feedback past the gate of an activation",
+        "sites/_rules.py",
+        "return [(operation.input, delta * derivative(function, operation.input))]",
+        "return [(operation.input, delta)]",
+        (f"{RELAYED}[gelu-difference]",),
+    ),
+    Bug(
+        "learned feedback with a stale map",
+        "feedback/_routes.py",
+        "self._maps[name].add_(step)",
+        "self._maps[name].add_(0 * step)",
+        (f"{RELAYED}[relu-difference]",),
+    ),
+)
