@@ -57,6 +57,32 @@ class TestCheckpointing:
         assert self.kept(CheckpointedBackprop(), s) < 0.5 * self.kept(Backprop(), s)
         close(CheckpointedBackprop()(s, x, y).grads, gradient(model, x, y))
 
+    def test_blocks_that_read_a_growing_list(self):
+        """As DenseNet's do: when a block runs again, the list has grown."""
+
+        class Layer(nn.Module):
+            def __init__(self, width):
+                super().__init__()
+                self.layer = nn.Linear(width, 2)
+
+            def forward(self, seen):
+                return torch.tanh(self.layer(torch.cat(seen, 1)))
+
+        class Dense(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.readout = nn.ModuleList([Layer(3), Layer(5), Layer(7)]), nn.Linear(9, 3)
+
+            def forward(self, x):
+                seen = [x]
+                for layer in self.layers:
+                    seen.append(layer(seen))
+                return self.readout(torch.cat(seen, 1))
+
+        model, x, y = built(Dense), noise(4, 3), classes(4, count=3)
+        expected, s = gradient(model, x, y), split(model)
+        close(CheckpointedBackprop()(s, x, y).grads, expected)
+
     def test_a_block_that_is_not_there(self):
         s = split(built(self.model))
         with pytest.raises(SplitError, match="no module named '7'; did you mean"):

@@ -94,3 +94,50 @@ def test_recorded_rows_cover_enough():
     assert not [(row["name"], c) for row in rows for c in row["cells"].values() if c["status"] == "failed"]
     names = {case.name for case in CASES}
     assert {row["name"] for row in rows} <= names
+
+
+def test_rounding_is_told_from_an_error_by_float64(monkeypatch):
+    """An error between 1e-5 and 1e-3 counts as exact only if it vanishes in float64."""
+    from splitfg import SplitFG
+    from splitfg_lab.compatibility import _measure
+
+    honest = SplitFG._scores
+
+    def rounded(*given):
+        scores = honest(*given)
+        return scores * (1 + 1e-4) if scores.dtype == torch.float32 else scores
+
+    monkeypatch.setattr(SplitFG, "_scores", rounded)
+    cell = _measure.measure(GOOD, ["SplitFG"])["SplitFG"]
+    assert cell.status == "exact"
+    assert cell.error > 1e-5
+    assert cell.double < 1e-9
+    monkeypatch.setattr(SplitFG, "_scores", lambda *given: honest(*given) * (1 + 1e-4))
+    wrong = _measure.measure(GOOD, ["SplitFG"])["SplitFG"]
+    assert (wrong.status, wrong.double) == ("approximate", None)
+
+
+def test_merge_of_a_second_file(tmp_path, capsys):
+    (row,) = measured_rows([GOOD])
+    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    add_rows(own, [row, {**row, "name": "kept"}])
+    add_rows(other, [{**row, "library": "timm"}, {**row, "cells": {}}])
+    main(["--merge", str(other), "--record", str(own)])
+    assert [(r["library"], r["name"]) for r in read_rows(own)] == [
+        ("torch", "small"),
+        ("torch", "kept"),
+        ("timm", "small"),
+    ]
+    assert read_rows(own)[0]["cells"] == {}
+    assert "2 rows" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--merge", str(tmp_path / "none.json"), "--record", str(own)])
+
+
+def test_truth_at_a_layer_that_is_written_over_in_place():
+    """The gradient at an output is the one before an activation writes over it."""
+
+    def made():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+
+    assert measure(Case("torch", "in place", built(made)), ["ActivityFG"])["ActivityFG"].status == "exact"

@@ -139,3 +139,58 @@ def test_summaries_fit_a_screen():
         assert "grads of 200 parameters: blocks.0.weight (50, 50)" in text
         assert "192 more" in text
         assert len(text) < 600
+
+
+class OwnForward(nn.Linear):
+    """A linear layer with a forward pass of its own, as timm's."""
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1.01
+
+
+class OtherBackward(nn.Linear):
+    """Returns what nn.Linear does; its gradient is another."""
+
+    def forward(self, x):
+        z = super().forward(x)
+        return 2 * z - z.detach()
+
+
+class WithAdapter(nn.Linear):
+    """Starts as nn.Linear, and has one more trained parameter."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.adapter = nn.Parameter(torch.zeros(sizes[1], sizes[0]))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.adapter.T
+
+
+class OnlyInEvaluation(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + 1 if self.training else x)
+
+
+@pytest.mark.parametrize("kind", [Scaled, OtherBackward, WithAdapter, OnlyInEvaluation])
+def test_subclasses_that_compute_something_else_have_no_closed_form(kind):
+    layer = kind(4, 3).eval()
+    with pytest.raises(SplitError, match="ReverseModeHead"):
+        LinearHead(layer)
+    assert not layer.training
+
+
+def test_a_subclass_that_computes_the_same_has_one():
+    layer = OwnForward(4, 3)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), layer)
+    x, y = noise(5, 2).float(), classes(5, count=3)
+    found = FrozenTrunk()(splitfg.split(model), x, y).grads["2.weight"]
+    expected = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), layer.weight)[0]
+    torch.testing.assert_close(found, expected)
+    assert layer.training
+    assert layer.weight.grad is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from splitfg.compiled import Compile, with_compiled_trunk
@@ -196,6 +197,8 @@ class _Checkpointed(nn.Module):
             return getattr(super().__getattr__("block"), name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        # copies of lists among the arguments, to which the trunk may append before the block runs again
+        inputs, named = pytree.tree_map(lambda value: value, (inputs, named))
         return checkpoint(self.block, *inputs, use_reentrant=False, **named)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitfg.calling import preserved
 from splitfg.errors import raise_if
 from splitfg.heads._base import Head
 from splitfg.heads._losses import CrossEntropy, OutputLoss, RowData
@@ -233,10 +234,41 @@ class _Sums:
 
 
 def has_closed_form(layer: nn.Module) -> bool:
-    """Whether a layer computes h Wᵀ + b from its own W and b: a subclass or a hook may compute anything else."""
+    """Whether a layer computes h Wᵀ + b from its own W and b: a subclass or a hook may compute anything else.
+
+    A subclass with a forward pass of its own, such as timm's, is compared with ``nn.Linear`` on random rows, in both
+    training modes: its outputs and its gradients must be the same.
+    """
     if not isinstance(layer, nn.Linear) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
-    return type(layer).forward is nn.Linear.forward and "weight" in layer._parameters
+    if "weight" not in layer._parameters:
+        return False
+    plain = type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
+    return plain or _acts_as_linear(layer)
+
+
+def _acts_as_linear(layer: nn.Linear) -> bool:
+    """Whether a layer with W and b alone returns F.linear(h, W, b), with the same gradients, for random h."""
+    held = {name for name, _ in chain(layer.named_parameters(), layer.named_buffers(), layer.named_children())}
+    if not held <= {"weight", "bias"}:
+        return False
+    h = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with preserved(layer):
+        try:
+            found = [_differentiated(layer.train(mode), layer, h) for mode in (True, False)]
+        except Exception:  # it takes more than h
+            return False
+    expected = _differentiated(lambda rows: F.linear(rows, layer.weight, layer.bias), layer, h)
+    return all(torch.equal(a, b) for one in found for a, b in zip(one, expected, strict=True))
+
+
+def _differentiated(function: Callable[[Tensor], Tensor], layer: nn.Linear, h: Tensor) -> list[Tensor]:
+    """Return the outputs of a function and their gradients by h, and by the parameters that require one."""
+    with torch.enable_grad():
+        rows = h.clone().requires_grad_()
+        outputs = function(rows)
+        wanted = [rows, *(p for p in layer.parameters() if p.requires_grad)]
+        return [outputs.detach(), *torch.autograd.grad(outputs.sum(), wanted)]
 
 
 def _problems(layers: tuple[nn.Linear, ...], block: int) -> list[str]:

@@ -5,7 +5,8 @@ from splitfg_lab.compatibility._hugging_face import cases
 from splitfg_lab.compatibility._measure import EXACT, METHODS, UPDATES, Cell, measure
 from splitfg_lab.compatibility._page import page
 from splitfg_lab.compatibility._record import Row, add_rows, measured_rows, read_rows
-from splitfg_lab.compatibility._torch import timm_cases, torch_cases
+from splitfg_lab.compatibility._timm import timm_cases
+from splitfg_lab.compatibility._torch import torch_cases
 
 CASES = (*torch_cases(), *cases(), *timm_cases())
 """Every model class."""

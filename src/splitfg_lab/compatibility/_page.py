@@ -16,7 +16,8 @@ float32 with plain autograd on an untouched copy of the model.
 
 - **✓** exact: the largest relative error. For estimators with tangents, the scores are compared with the inner product
   of autograd's gradient and tangents that are drawn again from the seed, relative to the norm of the gradient; for
-  `ActivityFG`, with autograd's gradients at the outputs of the layers.
+  `ActivityFG`, with autograd's gradients at the outputs of the layers. Where float32 leaves more than 1e-05, the error
+  in float64 follows.
 - **≈** approximate: the relative distance of the trunk's gradient from autograd's. `LearnedFeedback` learns its maps
   from {updates} estimates of the batch first; its error falls further with more. In brackets: the parameters of the
   trunk that get a gradient, where some do not.
@@ -56,7 +57,8 @@ def _cell(cell: Row | None, reasons: dict[str, int]) -> str:
         return f"✗ {number}"
     sign = "✓" if cell["status"] == "exact" else "≈"
     reached = f" ({cell['reached'][0]} of {cell['reached'][1]})" if "reached" in cell else ""
-    return f"{sign} {cell.get('error', 0.0):.0e}{reached}"
+    double = f", {cell['double']:.0e} in float64" if "double" in cell else ""
+    return f"{sign} {cell.get('error', 0.0):.0e}{double}{reached}"
 
 
 def _general(reason: str) -> str:

@@ -48,8 +48,9 @@ def _plain(cell: Cell) -> dict[str, Any]:
     """Return a cell without empty fields, rounded."""
     given = {key: value for key, value in asdict(cell).items() if value not in (None, "", 0.0)}
     given.pop("seconds", None)
-    if cell.error is not None:
-        given["error"] = float(f"{cell.error:.2g}")
+    for key in ("error", "double"):
+        if getattr(cell, key) is not None:
+            given[key] = float(f"{getattr(cell, key):.2g}")
     return given
 
 

@@ -1,4 +1,4 @@
-"""Models of torch's own layers, of splitfg and of timm."""
+"""Models of torch's own layers and of splitfg."""
 
 from __future__ import annotations
 
@@ -13,24 +13,6 @@ from splitfg.models import GPT, MLP, GPTConfig
 from splitfg_lab.compatibility._case import Built, Case
 
 CLASSES, ROWS = 3, 4
-
-TIMM = (
-    "vit_tiny_patch16_224",
-    "deit_tiny_patch16_224",
-    "swin_tiny_patch4_window7_224",
-    "mixer_s32_224",
-    "resnet18",
-    "resnext26ts",
-    "regnetx_002",
-    "densenet121",
-    "efficientnet_b0",
-    "mobilenetv3_small_050",
-    "convnext_atto",
-    "convnextv2_atto",
-    "nfnet_f0",
-    "poolformer_s12",
-)
-"""Models of timm; a side of 224 is their smallest common one."""
 
 
 def torch_cases() -> list[Case]:
@@ -56,11 +38,6 @@ def torch_cases() -> list[Case]:
         Case("splitfg", "MLP", partial(_built, _own_mlp, rows), cut=_cut_own_mlp),
         Case("splitfg", "GPT", _gpt),
     ]
-
-
-def timm_cases() -> list[Case]:
-    """Return models of timm."""
-    return [Case("timm", name, partial(_timm, name)) for name in TIMM]
 
 
 def _built(make: Any, draw: Any) -> Built:
@@ -127,10 +104,3 @@ def _gpt() -> Built:
     model = GPT(GPTConfig(layers=2, width=16, heads=2, context=8, vocab=20), generator=torch.Generator())
     tokens = torch.randint(0, 20, (ROWS, 9))
     return nn.Sequential(model, model.tied_linear()), (tokens[:, :-1], tokens[:, 1:])
-
-
-def _timm(name: str) -> Built:
-    import timm
-
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=CLASSES)
-    return model, (torch.randn(2, 3, 224, 224), torch.randint(0, CLASSES, (2,)))
