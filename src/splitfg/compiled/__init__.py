@@ -1,5 +1,6 @@
 """Compiled forms of a split's parts, for estimators that declare how they compile."""
 
+from splitfg.compiled._halves import CompiledHalves
 from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
 from splitfg.compiled._pulls import CompiledPuller
 from splitfg.compiled._recorder import Compile, CompiledRecorder
@@ -7,6 +8,7 @@ from splitfg.compiled._recorder import Compile, CompiledRecorder
 __all__ = [
     "Compile",
     "CompiledEngine",
+    "CompiledHalves",
     "CompiledPuller",
     "CompiledRecorder",
     "CompiledTrunk",

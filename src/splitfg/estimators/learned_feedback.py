@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -14,13 +14,14 @@ from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, with_compiled_head
 from splitfg.errors import SplitError, raise_if
+from splitfg.estimators._feedback_runs import CompiledFeedback, EagerRun, Runner
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators._tape_checks import pass_problems
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
-from splitfg.feedback import Difference, MismatchedPassError, Probe, Relay, Route, Swept, sweep
+from splitfg.feedback import Difference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
@@ -74,6 +75,7 @@ class LearnedFeedback:
         rest: Estimates the parameters that feedback does not reach, in the same step.
         only: Names or glob patterns of the parameters that learn by feedback; ``None`` for all that it reaches. The
             others are left to ``rest``, or get no entry.
+        runner: Runs the steps; :meth:`compiled` sets another one.
 
     Example:
         >>> import torch
@@ -92,6 +94,7 @@ class LearnedFeedback:
     probe: Probe = field(default_factory=Difference)
     rest: Estimator | None = None
     only: Sequence[str] | None = None
+    runner: Runner = field(default=EagerRun, repr=False)
 
     def __post_init__(self) -> None:
         found = kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe)
@@ -119,13 +122,11 @@ class LearnedFeedback:
         split = begin_step(split, x, y, generator, tangents=False)
         self._check(split, generator)
         with torch.no_grad():
-            tape = self.record(split, x)
-            head = HeadPass(split, y)
-            swept = self.sweep(split, tape, head.u(0, tape.h, y))
-            change = self.learn_from_all(split, x, tape, generator, share)
+            run, head = self.runner(self, split, x, share), HeadPass(split, y)
+            grads, change = run.finish(head.u(0, run.h, y), generator)
             if change:
                 self.route.count_measurement()
-            trunk = self._wanted(split, split.named_trunk_grads(swept.grads))
+            trunk = self._wanted(split, split.named_trunk_grads(grads))
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
@@ -151,8 +152,8 @@ class LearnedFeedback:
         self.route.apply(estimate.state_update)
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, LearnedFeedback]:
-        """Compile the head; the trunk is recorded in eager code, which a CUDA graph captures all the same."""
-        return with_compiled_head(split, compile_), self
+        """Compile the head, and the trunk's pass together with the sweep and the measurement."""
+        return with_compiled_head(split, compile_), replace(self, runner=CompiledFeedback(compile_))
 
     def record(self, split: Split, x: Inputs) -> Tape:
         """Run the trunk once and record it."""
@@ -172,22 +173,32 @@ class LearnedFeedback:
 
     def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
         """Measure the response to noise, and return the change of the maps; empty if there are none to learn."""
-        part = self._part(x, tape)
-        if part is None:
-            return self._measured(split, x, tape, generator)
-        state = generator.get_state()
-        try:
-            return self._measured(split, *part, generator)
-        except MismatchedPassError:  # a value whose leading dimension is not the samples
-            generator.set_state(state)
-            return self._measured(split, x, tape, generator)
+        return self.measure(split, x, tape, generator)[1]
 
-    def _measured(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
-        noise = self.route.noise(tape, generator)
+    def measure(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> tuple[Tape, Params]:
+        """Return the tape of the samples that were measured, and the change of the maps."""
+        part, state = self._part(x, tape), generator.get_state()
+        if part is not None:
+            try:
+                return part[1], self.change(split, x, tape, self.route.noise(part[1], generator))
+            except MismatchedPassError:  # a value whose leading dimension is not the samples
+                generator.set_state(state)
+        return tape, self.change(split, x, tape, self.route.noise(tape, generator), whole=True)
+
+    def change(self, split: Split, x: Inputs, tape: Tape, noise: Noise, *, whole: bool = False) -> Params:
+        """Return the change of the maps that the response to noise asks for.
+
+        Args:
+            split: The network.
+            x: Inputs.
+            tape: Of all samples.
+            noise: Unit noise, for as many samples as the route needs.
+            whole: Measure all samples.
+        """
         if not noise:
             return {}
-        response = self.probe(tape, partial(_recorded, split, x), noise)
-        return self.route.change(tape, noise, response)
+        x, tape = (None if whole else self._part(x, tape)) or (x, tape)
+        return self.route.change(tape, noise, self.probe(tape, partial(_recorded, split, x), noise))
 
     def _part(self, x: Inputs, tape: Tape) -> tuple[Inputs, Tape] | None:
         """Return as many samples as the route needs, with their part of the tape; ``None`` for the whole batch.

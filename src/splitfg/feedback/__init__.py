@@ -15,6 +15,7 @@ from splitfg.feedback._probes import (
     ForwardDerivative,
     LayerDifference,
     MismatchedPassError,
+    Noise,
     Probe,
     Response,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "MapRule",
     "MeanJacobian",
     "MismatchedPassError",
+    "Noise",
     "NoiseControl",
     "Probe",
     "Proximal",

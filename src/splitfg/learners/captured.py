@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -225,20 +225,26 @@ class CapturedLearner:
 
     def _compare(self, expected: Estimate, found: Estimate, precise: Estimate) -> None:
         """Compare compiled with eager gradients; ``precise`` shows how far rounding alone moves the eager ones."""
-        roles = self._eager.split.roles
         problems = []
-        for what, held in (("trunk", (Role.TRUNK,)), ("head", (Role.HEAD, Role.TIED))):
-            names = [n for n in expected.grads if roles[n] in held]
-            far = _distance(expected.grads, found.grads, names) if names else 0.0
-            rounding = _distance(expected.grads, precise.grads, names) if names else 0.0
+        parts = zip(*(self._compared(estimate) for estimate in (expected, found, precise)), strict=True)
+        for (what, wanted), (_, got), (_, exact) in parts:
+            far, rounding = _distance(wanted, got), _distance(wanted, exact)
             allowed = max(_TOLERANCE.get(self._dtype, _NARROW_TOLERANCE), _ROUNDINGS * rounding)
             if not far <= allowed:
                 problems.append(
-                    f"compiled and eager code compute different gradients for the {what} (relative difference"
-                    f" {far:.2g}, allowed {allowed:g}): pass compile_=None, and report it with your torch version"
+                    f"compiled and eager code compute different {what} (relative difference {far:.2g}, allowed"
+                    f" {allowed:g}): pass compile_=None, and report it with your torch version"
                 )
         if problems:
             raise SplitError(problems)
+
+    def _compared(self, estimate: Estimate) -> list[tuple[str, Params]]:
+        """Return the parts of an estimate, each with its name."""
+        roles = self._eager.split.roles
+        trunk = {n: g for n, g in estimate.grads.items() if roles[n] is Role.TRUNK}
+        head = {n: g for n, g in estimate.grads.items() if roles[n] in (Role.HEAD, Role.TIED)}
+        learned = {n: t for n, t in estimate.state_update.items() if t.is_floating_point()}
+        return [("gradients for the trunk", trunk), ("gradients for the head", head), ("learned state", learned)]
 
 
 @contextmanager
@@ -254,10 +260,12 @@ def _full_precision() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
-def _distance(expected: Params, found: Params, names: Sequence[str]) -> float:
-    """Compute ‖found - expected‖ / ‖expected‖ over these parameters."""
-    size = norm({n: expected[n] for n in names}).clamp_min(torch.finfo(torch.float32).tiny)
-    return (norm({n: found[n] - expected[n] for n in names}) / size).item()
+def _distance(expected: Params, found: Params) -> float:
+    """Compute ‖found - expected‖ / ‖expected‖ over all tensors; 0 for none."""
+    if not expected:
+        return 0.0
+    size = norm(expected).clamp_min(torch.finfo(torch.float32).tiny)
+    return (norm({n: found[n] - t for n, t in expected.items()}) / size).item()
 
 
 def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:

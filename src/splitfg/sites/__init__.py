@@ -19,7 +19,8 @@ from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rules import Rule, register_rule, rule_for
-from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, first_samples, layer_operations, record_tape
+from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations, record_tape
+from splitfg.sites._tape_parts import first_samples, hollow
 from splitfg.sites._taps import Arguments, each_row, shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path
 from splitfg.sites._validate_blocks import validate_blocks
@@ -58,6 +59,7 @@ __all__ = [
     "first_samples",
     "has_layer_gradients",
     "has_pull_back",
+    "hollow",
     "layer_gradients",
     "layer_operations",
     "pull_back",

@@ -85,33 +85,6 @@ class TapedTrunk(Protocol):
         """
 
 
-def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
-    """Return a tape with the values of the first samples of a batch; ``None`` if a value cannot be cut by samples.
-
-    Args:
-        tape: Of the whole batch.
-        samples: How many.
-        batch: Samples of the whole batch; the leading dimension of every value is a multiple of it.
-    """
-    cut = Tape(h=tape.h[: samples * tape.h.shape[0] // batch])
-    known: dict[int, Any] = {}
-
-    def part(value: Any) -> Any:
-        if not tape.is_active(value):
-            return value
-        if id(value) not in known:
-            known[id(value)] = value[: samples * value.shape[0] // batch]
-        return known[id(value)]
-
-    values = [t for o in tape.operations for t in _tensors((o.args, o.kwargs, o.output)) if tape.is_active(t)]
-    if any(t.ndim == 0 or t.shape[0] % batch for t in values):
-        return None
-    for o in tape.operations:
-        args, kwargs, output = pytree.tree_map(part, (o.args, dict(o.kwargs), o.output))
-        cut.add(Operation(o.name, o.module, args, kwargs, output))
-    return cut
-
-
 def record_tape(
     trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str], *, alter: Alter | None = None
 ) -> Tape:
@@ -219,11 +192,11 @@ class _Recorder(TorchFunctionMode):
 
     def mark_written(self, t: Tensor) -> None:
         """Remember a tensor that the trunk writes over: its memory holds the value from before."""
-        self._written[t.untyped_storage().data_ptr()] = t
+        self._written[_memory(t)] = t
 
     def require_unwritten(self, given: Sequence[Tensor]) -> None:
         """Raise an error if the trunk reads memory that it has written over."""
-        if self._written and any(t.untyped_storage().data_ptr() in self._written for t in given):
+        if self._written and any(_memory(t) in self._written for t in given):
             raise SplitError([_in_place("and reads what was there")])
 
     def _dropped(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -337,6 +310,14 @@ def _drops_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _in_place(what: str) -> str:
     return f"the trunk writes in place ({what}): use the operation that returns a new tensor"
+
+
+def _memory(t: Tensor) -> int:
+    """Return the address of a tensor's memory, also of one that forward mode has wrapped."""
+    with torch._C.DisableTorchFunction():
+        while torch._C._functorch.is_functorch_wrapped_tensor(t):
+            t = torch._C._functorch.get_unwrapped(t)
+        return t.untyped_storage().data_ptr()
 
 
 def _is_differentiable(t: Tensor) -> bool:

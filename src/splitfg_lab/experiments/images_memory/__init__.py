@@ -12,6 +12,8 @@ from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, T
 VARIANTS = {
     "backprop": "Backprop, whole backbone",
     "backprop-checkpointed": "Backprop, whole backbone, activation checkpointing",
+    "learned": "Learned feedback, whole backbone",
+    "learned-layers": "Learned feedback, whole backbone, layers measured alone",
     "pure_fg-chunk1": "Pure FG, whole backbone, one tangent at a time",
     "pure_fg-chunk4": "Pure FG, whole backbone, all at once",
     "naive-chunk1": "Split-FG, whole backbone, one tangent at a time",

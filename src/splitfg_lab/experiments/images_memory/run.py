@@ -7,8 +7,18 @@ from dataclasses import replace
 
 import torch
 
-from splitfg import Backprop, CheckpointedBackprop, ForwardGradient, ForwardMode, FrozenTrunk, GradientLearner, SplitFG
+from splitfg import (
+    Backprop,
+    CheckpointedBackprop,
+    ForwardGradient,
+    ForwardMode,
+    FrozenTrunk,
+    GradientLearner,
+    LearnedFeedback,
+    SplitFG,
+)
 from splitfg.estimators import Estimator
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import Adam, FrozenMethod
 from splitfg_lab.experiments._peaks import peaks, savings
@@ -27,6 +37,8 @@ _K = 4
 _BACKBONE: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-checkpointed": CheckpointedBackprop(),
+    "learned": LearnedFeedback(),
+    "learned-layers": LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
     "pure_fg-chunk1": ForwardGradient(_K, engine=ForwardMode(1)),
     "pure_fg-chunk4": ForwardGradient(_K, engine=ForwardMode()),
     "naive-chunk1": SplitFG(_K, engine=ForwardMode(1)),

@@ -37,6 +37,7 @@ LADDER = {
     "pull2-maps": "Maps, two pulls",
     "pull4-maps": "Maps, four pulls",
     "learned": "Learned feedback, layer by layer",
+    "learned-layers": "Learned feedback, layers measured alone",
 }
 """Variants of the ladder to backprop."""
 LADDER_DEPTHS = (4, 16, 32)

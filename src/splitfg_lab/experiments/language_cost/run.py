@@ -28,6 +28,7 @@ from splitfg import (
 )
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import SGD, Adam, AdamW, FrozenMethod, Muon, OptimizerRecipe
 from splitfg_lab.data.device import DeviceWindows
@@ -66,6 +67,7 @@ _LADDER: dict[str, Callable[[], Estimator]] = {
     "pull2-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
     "pull4-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=4),
     "learned": LearnedFeedback,
+    "learned-layers": lambda: LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
 }
 
 

@@ -1,0 +1,148 @@
+"""One step of learned feedback in two halves: h, then, with u from the head, gradients and the change of the maps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from splitfg.compiled import Compile, CompiledHalves
+from splitfg.sites import Tape, TapedTrunk, hollow
+from splitfg.splitting import Split
+from splitfg.types import Inputs, Params
+
+if TYPE_CHECKING:
+    from splitfg.estimators.learned_feedback import LearnedFeedback
+    from splitfg.estimators.partial import Share
+
+
+class FeedbackRun(Protocol):
+    """A step that waits for u."""
+
+    @property
+    def h(self) -> Tensor:
+        """The representation."""
+
+    def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
+        """Return the gradients, by the trunk's names, and the change of the maps."""
+
+
+Runner: TypeAlias = "Callable[[LearnedFeedback, Split, Inputs, Share], FeedbackRun]"
+"""Begins a step of learned feedback."""
+
+
+class EagerRun:
+    """A step that keeps the tape of its pass."""
+
+    def __init__(self, feedback: LearnedFeedback, split: Split, x: Inputs, share: Share) -> None:
+        self._feedback, self._split, self._x, self._share = feedback, split, x, share
+        self._tape = feedback.record(split, x)
+
+    @property
+    def h(self) -> Tensor:
+        """The representation."""
+        return self._tape.h
+
+    def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
+        """Sweep the tape, and measure."""
+        swept = self._feedback.sweep(self._split, self._tape, u)
+        return swept.grads, self._feedback.learn_from_all(self._split, self._x, self._tape, generator, self._share)
+
+
+class CompiledFeedback:
+    """Runs the steps of learned feedback in compiled code.
+
+    Pass, sweep and measurement are traced to their operators together, once for every shape of inputs; parameters,
+    buffers, inputs, maps and noise are arguments of the compiled functions. Steps that several processes share, trunks
+    that change state or draw random numbers, and trunks that cannot be traced run in eager code.
+
+    Args:
+        compile_: Compiles a function.
+    """
+
+    def __init__(self, compile_: Compile) -> None:
+        self._compile = compile_
+        self._traces: dict[Hashable, _Trace | None] = {}
+
+    def __call__(self, feedback: LearnedFeedback, split: Split, x: Inputs, share: Share) -> FeedbackRun:
+        """Begin a step."""
+        traits = split.traits(x)
+        if share.inputs is not None or isinstance(split.trunk, TapedTrunk) or traits.random or traits.stateful:
+            return EagerRun(feedback, split, x, share)
+        key = _key(split, x)
+        if key not in self._traces:
+            self._traces[key] = self._traced(feedback, split, x)
+        trace = self._traces[key]
+        return EagerRun(feedback, split, x, share) if trace is None else _CompiledRun(trace, feedback, split, x)
+
+    def _traced(self, feedback: LearnedFeedback, split: Split, x: Inputs) -> _Trace | None:
+        try:
+            return _trace(feedback, split, x, self._compile)
+        except RuntimeError as error:
+            words = "the trunk cannot be traced for compiling, and runs in eager code"
+            warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
+            return None
+
+
+@dataclass(frozen=True)
+class _Trace:
+    halves: CompiledHalves
+    measured: Tape  # hollow: what noise is drawn for
+
+
+class _CompiledRun:
+    def __init__(self, trace: _Trace, feedback: LearnedFeedback, split: Split, x: Inputs) -> None:
+        self._trace, self._feedback, self._early = trace, feedback, _early(split, x)
+        self._h, self._kept = trace.halves.first(self._early)
+
+    @property
+    def h(self) -> Tensor:
+        return self._h
+
+    def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
+        route = self._feedback.route
+        noise = route.noise(self._trace.measured, generator)
+        late = [*_sorted(route.state_dict()), *noise.values(), u]
+        found: tuple[Params, Params] = self._trace.halves.second(self._early, self._kept, late)
+        return found
+
+
+def _trace(feedback: LearnedFeedback, split: Split, x: Inputs, compile_: Compile) -> _Trace:
+    route, tape = feedback.route, feedback.record(split, x)
+    generator = torch.Generator(tape.h.device).manual_seed(0)
+    measured, change = feedback.measure(split, x, tape, generator)
+    route.apply({name: torch.zeros_like(c) for name, c in change.items() if name not in route.state_dict()})
+    whole = measured is tape
+    noise = route.noise(measured, generator)
+    maps, u = _sorted(route.state_dict()), torch.zeros_like(tape.h)
+
+    # the early arguments and the maps are the tensors that network, x and route hold, so that the trace follows them
+    def function(_: Sequence[Tensor], late: Sequence[Tensor]) -> tuple[Tensor, tuple[Params, Params]]:
+        tape = feedback.record(split, x)
+        swept = feedback.sweep(split, tape, late[-1])
+        drawn = dict(zip(noise, late[len(maps) : -1], strict=True))
+        return tape.h, (swept.grads, feedback.change(split, x, tape, drawn, whole=whole))
+
+    halves = CompiledHalves(function, _early(split, x), [*maps, *noise.values(), u], compile_=compile_)
+    return _Trace(halves, hollow(measured))
+
+
+def _early(split: Split, x: Inputs) -> list[Tensor]:
+    tensors = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+    return [*split.trunk.parameters(), *split.trunk.buffers(), *tensors]
+
+
+def _sorted(maps: dict[str, Tensor]) -> list[Tensor]:
+    return [maps[name] for name in sorted(maps)]
+
+
+def _key(split: Split, x: Inputs) -> Hashable:
+    """Everything but the values of tensors that a trace depends on."""
+    leaves, structure = pytree.tree_flatten(x)
+    facts = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in (*leaves, *_early(split, x)))
+    return split.training_flags(), structure, facts, tuple(split.trunk_params())
