@@ -220,13 +220,17 @@ class KeepsLast(nn.Module):
         return h
 
 
-class RunningMean(nn.Module):
-    """Assigns a new tensor to a buffer."""
+class LayerWithMean(nn.Module):
+    """Base of modules with one layer and a running mean of its output."""
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 2)
         self.register_buffer("mean", torch.zeros(2))
+
+
+class RunningMean(LayerWithMean):
+    """Assigns a new tensor to a buffer."""
 
     def forward(self, x):
         h = torch.tanh(self.layer(x))
@@ -247,13 +251,8 @@ class CountsInPlace(nn.Module):
         return self.inner(x)
 
 
-class AveragesInPlace(nn.Module):
+class AveragesInPlace(LayerWithMean):
     """Updates a running mean of its activations in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.register_buffer("mean", torch.zeros(2))
 
     def forward(self, x):
         h = torch.tanh(self.layer(x))
@@ -274,13 +273,8 @@ class HooksItself(nn.Module):
         return self.extra(self.layer(x))
 
 
-class NoGradStatistics(nn.Module):
+class NoGradStatistics(LayerWithMean):
     """Depends on a value under torch.no_grad(), after it has updated a buffer: forward mode raises."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.register_buffer("mean", torch.zeros(2))
 
     def forward(self, x):
         h = self.layer(x)

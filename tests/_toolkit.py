@@ -57,6 +57,18 @@ class TiedLanguageModel(nn.Module):
         return self.readout(torch.tanh(self.mix(self.table(tokens))))
 
 
+class BackwardAlone(torch.autograd.Function):
+    """Rounds; a custom function in the old style, with a backward rule and no forward-mode rule."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
 def flat(grads, names=None):
     return torch.cat([grads[n].reshape(-1) for n in names or grads])
 

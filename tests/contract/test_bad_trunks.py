@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _refusals import ESTIMATORS, every_estimator, linear_split, refused, rows
-from _toolkit import classes, close, generator, noise, seeded
+from _toolkit import BackwardAlone, classes, close, generator, noise, seeded
 from torch import nn
 from torch.func import jvp
 from torch.nn.utils.parametrizations import weight_norm
@@ -231,18 +231,9 @@ class TestOperators:
 
     @pytest.mark.parametrize("K", [1, 3])
     def test_a_function_with_a_backward_alone(self, K):
-        class Rounded(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.round()
-
-            @staticmethod
-            def backward(ctx, g):
-                return g
-
         class Straight(nn.Module):
             def forward(self, x):
-                return Rounded.apply(x)
+                return BackwardAlone.apply(x)
 
         trunk = nn.Sequential(nn.Linear(3, 4), Straight())
         (problem,) = refused(SplitFG(K), linear_split(trunk), rows(), classes(5, count=3))

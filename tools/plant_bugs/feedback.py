@@ -63,7 +63,7 @@ BUGS = (
     ),
     Bug(
         "learned feedback past the gate of an activation",
-        "sites/_rules.py",
+        "sites/_rules_elementwise.py",
         "return [(operation.input, delta * derivative(function, operation.input))]",
         "return [(operation.input, delta)]",
         (f"{RELAYED}[gelu-difference]",),

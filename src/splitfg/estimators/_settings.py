@@ -12,10 +12,12 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._combine import Combination, Mean
+from splitfg.estimators._push import check_engine, check_tangents
 from splitfg.estimators.partial import PartNeeds
-from splitfg.splitting import Role, Split
+from splitfg.splitting import Batch, Role, Split, parts
+from splitfg.splitting.checks import begin_step
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource
-from splitfg.types import Engine, Estimate, Params
+from splitfg.types import Engine, Estimate, Inputs, Params, Target
 
 
 class DrawsByLaw:
@@ -83,6 +85,14 @@ class TangentSettings(DrawsByLaw):
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(scores=self.K)
+
+    def begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:
+        """Validate the batch, and return the split of this step and the batch in parts."""
+        split = begin_step(split, x, y, generator, micro_batch=self.micro_batch)
+        batch = list(parts(x, y, self.micro_batch))
+        check_engine(self.engine, split)
+        check_tangents(self.engine, split, batch[0][0])
+        return split, batch
 
     def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
         """Combine scores and the tangents that the generator draws to the estimated part of the gradient.

@@ -11,13 +11,13 @@ from torch import Tensor
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
-from splitfg.estimators._push import check_engine, check_tangents, push
+from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import norm
-from splitfg.splitting import Batch, Split, parts
-from splitfg.splitting.checks import begin_step, check_h, check_loss, skip_checks
+from splitfg.splitting import Batch, Split
+from splitfg.splitting.checks import check_h, check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -49,7 +49,7 @@ class ForwardGradient(TangentSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        split, batch = self._begun(split, x, y, generator)
+        split, batch = self.begun(split, x, y, generator)
         with torch.no_grad():
             source = self.source(self.layout(split), generator)
             total, scores = self.combine.start(source), []
@@ -64,7 +64,7 @@ class ForwardGradient(TangentSettings):
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
-        split, batch = self._begun(split, x, y, generator)
+        split, batch = self.begun(split, x, y, generator)
         with torch.no_grad():
             source = self.source(self.layout(split), generator, remember=True)
             normaliser = _normaliser(split, batch[0][0], y)
@@ -79,14 +79,6 @@ class ForwardGradient(TangentSettings):
             check_loss(loss, torch.cat(scores))
             stats = Stats(jvps=self.K, biased=self.biased, scores=torch.cat(scores))
             return Partial(loss, {}, stats, complete=partial(self._completed, source))
-
-    def _begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:
-        """Validate the batch, and return the split of this step and the batch in parts."""
-        split = begin_step(split, x, y, generator, micro_batch=self.micro_batch)
-        batch = list(parts(x, y, self.micro_batch))
-        check_engine(self.engine, split)
-        check_tangents(self.engine, split, batch[0][0])
-        return split, batch
 
     def _pushed(
         self, split: Split, batch: Batch, normaliser: Tensor, layout: Layout, tangents: Tensor

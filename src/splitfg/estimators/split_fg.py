@@ -13,13 +13,13 @@ from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_c
 from splitfg.engines import ForwardMode
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._push import check_engine, check_tangents, push
+from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import added, norm, widened
-from splitfg.splitting import Batch, Split, parts
-from splitfg.splitting.checks import begin_step, check_loss, skip_checks
+from splitfg.splitting import Batch, Split
+from splitfg.splitting.checks import check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -77,7 +77,7 @@ class SplitFG(TangentSettings):
             generator: Draws the tangents.
             prediction: A guess of the trunk's gradient, keyed by parameter name; missing names count as zero.
         """
-        split, batch = self._begun(split, x, y, generator)
+        split, batch = self.begun(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
             layout = self.layout(split)
@@ -89,7 +89,7 @@ class SplitFG(TangentSettings):
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores and the head's gradient; see :class:`~splitfg.estimators.PartialEstimator`."""
-        split, batch = self._begun(split, x, y, generator)
+        split, batch = self.begun(split, x, y, generator)
         with torch.no_grad():
             params = _trunk_params(split)
             source = self.source(self.layout(split), generator, remember=True)
@@ -114,14 +114,6 @@ class SplitFG(TangentSettings):
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
         return with_compiled_head(split, compile_), replace(self, engine=CompiledEngine(self.engine, compile_))
-
-    def _begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:
-        """Validate the batch, and return the split of this step and the batch in parts."""
-        split = begin_step(split, x, y, generator, micro_batch=self.micro_batch)
-        batch = list(parts(x, y, self.micro_batch))
-        check_engine(self.engine, split)
-        check_tangents(self.engine, split, batch[0][0])
-        return split, batch
 
     def _own_scores(
         self,

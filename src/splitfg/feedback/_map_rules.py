@@ -62,10 +62,13 @@ class Proximal(_StartsAtZero):
     Example:
         >>> import torch
         >>> from splitfg.feedback import Proximal
-        >>> rule, jacobian, e = Proximal(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
-        >>> maps = rule.initial("layer", 1, 3, 4, e)
-        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
-        torch.Size([1, 3, 4])
+        >>> rule, jacobian = Proximal(), torch.tensor([[[2.0, -1.0]]])
+        >>> e = torch.randn(1, 32, 2, generator=torch.Generator().manual_seed(0))
+        >>> maps = rule.initial("layer", 1, 1, 2, e)
+        >>> for _ in range(40):
+        ...     maps = maps + rule.change(maps, e, e @ jacobian.mT)
+        >>> torch.allclose(maps, jacobian, atol=1e-4)
+        True
     """
 
     rate: float = 1.0
@@ -100,10 +103,10 @@ class DeltaRule(_StartsAtZero):
     Example:
         >>> import torch
         >>> from splitfg.feedback import DeltaRule
-        >>> rule, jacobian, e = DeltaRule(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
-        >>> maps = rule.initial("layer", 1, 3, 4, e)
-        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
-        torch.Size([1, 3, 4])
+        >>> rule, jacobian = DeltaRule(rate=1.0), torch.eye(3)[None]
+        >>> e = 3**0.5 * torch.eye(3)[None]  # white: three rows, each moves one input
+        >>> rule.change(torch.zeros(1, 3, 3), e, e @ jacobian.mT)[0].diagonal()  # halfway: 3 rows, 3 inputs
+        tensor([0.5000, 0.5000, 0.5000])
     """
 
     rate: float = 0.1
@@ -130,10 +133,9 @@ class ForwardDFA(_StartsAtZero):
     Example:
         >>> import torch
         >>> from splitfg.feedback import ForwardDFA
-        >>> rule, jacobian, e = ForwardDFA(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
-        >>> maps = rule.initial("layer", 1, 3, 4, e)
-        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
-        torch.Size([1, 3, 4])
+        >>> maps, e = torch.ones(1, 1, 2), torch.tensor([[[1.0, 1.0], [1.0, -1.0]]])
+        >>> ForwardDFA(rate=0.5).change(maps, e, e @ torch.tensor([[[3.0], [1.0]]]))  # halfway to (3, 1)
+        tensor([[[1., 0.]]])
     """
 
     rate: float = 0.1
@@ -157,10 +159,10 @@ class FixedMaps(MapRule):
     Example:
         >>> import torch
         >>> from splitfg.feedback import FixedMaps
-        >>> rule, jacobian, e = FixedMaps(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
+        >>> rule, e = FixedMaps(seed=1), torch.randn(1, 32, 4)
         >>> maps = rule.initial("layer", 1, 3, 4, e)
-        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
-        torch.Size([1, 3, 4])
+        >>> rule.change(maps, e, torch.randn(1, 32, 3)).any()
+        tensor(False)
     """
 
     seed: int = 0
@@ -190,10 +192,10 @@ class AlignedMaps(FixedMaps):
     Example:
         >>> import torch
         >>> from splitfg.feedback import AlignedMaps
-        >>> rule, jacobian, e = AlignedMaps(), torch.randn(1, 3, 4), torch.randn(1, 32, 4)
-        >>> maps = rule.initial("layer", 1, 3, 4, e)
-        >>> (maps + rule.change(maps, e, e @ jacobian.mT)).shape
-        torch.Size([1, 3, 4])
+        >>> maps, e = torch.tensor([[[0.0, 2.0]]]), torch.eye(2)[None]
+        >>> turned = maps + AlignedMaps(rate=0.1).change(maps, e, e @ torch.tensor([[[5.0], [0.0]]]))
+        >>> turned, round(float(turned.norm()), 3)  # turned towards (5, 0), as long as before
+        (tensor([[[0.1990, 1.9901]]]), 2.0)
     """
 
     rate: float = 0.1

@@ -148,13 +148,10 @@ class Difference(Probe):
         central: Take the mean of both directions, two passes with an error O(ε²).
 
     Example:
-        >>> import torch
         >>> from splitfg import LearnedFeedback
         >>> from splitfg.feedback import Difference
-        >>> from splitfg.testing import example_split
-        >>> estimator, (split, x, y) = LearnedFeedback(probe=Difference(central=True)), example_split()
-        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
-        >>> estimator.update_state(split, estimate)
+        >>> LearnedFeedback(probe=Difference(step=0.1, central=True)).probe.passes
+        2
     """
 
     step: float = 1.0
@@ -188,13 +185,11 @@ class LayerDifference(Probe):
         step: ε, relative to the root mean square of what is perturbed.
 
     Example:
-        >>> import torch
         >>> from splitfg import LearnedFeedback
-        >>> from splitfg.feedback import LayerDifference
-        >>> from splitfg.testing import example_split
-        >>> estimator, (split, x, y) = LearnedFeedback(probe=LayerDifference()), example_split()
-        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
-        >>> estimator.update_state(split, estimate)
+        >>> from splitfg.feedback import DeltaRule, LayerDifference, Relay
+        >>> estimator = LearnedFeedback(route=Relay(DeltaRule(rate=1.0)), probe=LayerDifference())
+        >>> estimator.probe.passes
+        1
     """
 
     step: float = 1.0
@@ -225,13 +220,10 @@ class CoarseReadout(Probe):
         seed: Of that noise.
 
     Example:
-        >>> import torch
         >>> from splitfg import LearnedFeedback
-        >>> from splitfg.feedback import CoarseReadout
-        >>> from splitfg.testing import example_split
-        >>> estimator, (split, x, y) = LearnedFeedback(probe=CoarseReadout(bits=8, noise=0.01)), example_split()
-        >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
-        >>> estimator.update_state(split, estimate)
+        >>> from splitfg.feedback import CoarseReadout, Proximal, Relay
+        >>> probe = CoarseReadout(bits=8, noise=0.01)
+        >>> estimator = LearnedFeedback(route=Relay(Proximal(rate=0.3)), probe=probe)  # a slow rate averages the noise
     """
 
     difference: Difference = field(default_factory=Difference)

@@ -18,7 +18,8 @@ from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
-from splitfg.sites._rules import Rule, register_rule, rule_for
+from splitfg.sites._rule_table import Rule
+from splitfg.sites._rules import register_rule, rule_for
 from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations, record_tape
 from splitfg.sites._tape_parts import first_samples, hollow
 from splitfg.sites._taps import Arguments, each_row, shifted, tapped

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from splitfg.errors import SplitError, raise_if
+from splitfg.sites._features import FeatureDimension
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 from splitfg.splitting import original
@@ -47,7 +48,7 @@ class PathBlock:
 
 
 @dataclass(frozen=True)
-class BlockPath:
+class BlockPath(FeatureDimension):
     """The blocks f_0, ..., f_{L-1} of a trunk and the stream x_0, ..., x_L between them.
 
     A chain has x_{i+1} = f_i(x_i), a residual stream x_{i+1} = x_i + f_i(x_i); h = top(x_L). Names are those of the
@@ -102,17 +103,6 @@ class BlockPath:
             for name, count in counts.items()
             if count > 1
         ]
-
-    def features_last(self, stream: Tensor) -> Tensor:
-        """Move the features of a tensor of the stream to the last dimension."""
-        return stream.movedim(self._features(stream), -1)
-
-    def features_back(self, moved: Tensor) -> Tensor:
-        """Invert :meth:`features_last`."""
-        return moved.movedim(-1, self._features(moved))
-
-    def _features(self, stream: Tensor) -> int:
-        return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)
 
     def problems(self, trunk: nn.Module) -> list[str]:
         """List everything that does not fit a trunk."""

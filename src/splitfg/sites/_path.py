@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
 from splitfg.errors import raise_if
+from splitfg.sites._features import FeatureDimension
 from splitfg.sites._layers import LAYER_HOOK, has_layer_gradients
 from splitfg.sites._pullback import TOP_HOOK, has_pull_back
 from splitfg.splitting import Split
@@ -17,7 +18,7 @@ from splitfg.types import Inputs
 
 
 @dataclass(frozen=True)
-class ResidualPath:
+class ResidualPath(FeatureDimension):
     """The residual stream of a trunk: its writers, and the module between its top and h.
 
     x_0 = w_0,  x_{i+1} = x_i + w_{i+1},  h = top(x_L).
@@ -98,17 +99,6 @@ class ResidualPath:
         from splitfg.sites._find_path import find_path
 
         return find_path(network, batch, strict=strict)
-
-    def features_last(self, stream: Tensor) -> Tensor:
-        """Move the features of a tensor of the stream to the last dimension."""
-        return stream.movedim(self._features(stream), -1)
-
-    def features_back(self, moved: Tensor) -> Tensor:
-        """Invert :meth:`features_last`."""
-        return moved.movedim(-1, self._features(moved))
-
-    def _features(self, stream: Tensor) -> int:
-        return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)
 
     def problems(self, trunk: nn.Module) -> list[str]:
         """List everything that does not fit a trunk."""

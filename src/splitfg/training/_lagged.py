@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfg.numerics import wide
+from splitfg.training._closure import evaluated
 
 
 class LaggedRMSOptimizer(torch.optim.Optimizer):
@@ -56,10 +57,7 @@ class LaggedRMSOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take one step from ``.grad``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from splitfg.errors import SplitError
+from splitfg.training._closure import evaluated
 
 
 class OptimizerPair(torch.optim.Optimizer):
@@ -41,10 +42,7 @@ class OptimizerPair(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step both optimizers."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for part in self.parts:
             part.step()
         return loss

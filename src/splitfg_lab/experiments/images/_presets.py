@@ -33,6 +33,7 @@ from splitfg.recipes import (
     RelayRoute,
     SplitFGMethod,
 )
+from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
 from splitfg_lab.experiments.images._networks import FLAT18, RESNET18, Backbone, FlatNetwork, PlainMLP
 from splitfg_lab.experiments.spec import Preset
@@ -43,17 +44,6 @@ TANGENTS = {"cifar10": (4, 16, 64, 256), "cifar100": (4, 16, 64)}
 APART = ((4, 1.0), (4, 0.1), (64, 1.0), (64, 0.1))
 LONGER = ((64, 1.0), (64, 0.1))
 DIRECT_LONGER = (1.0, 0.1)
-
-METHOD_TITLES = {
-    "backprop": "Backprop",
-    "pure_fg": "Pure FG",
-    "es": "ES",
-    "forward_forward": "FF",
-    "predictive_coding": "PC",
-    "hopfield": "Hop.",
-    "split_fg": "Split-FG",
-}
-"""The methods in the order of the paper's columns."""
 
 _METHODS: dict[str, MethodRecipe] = {
     "backprop": BackpropMethod(),

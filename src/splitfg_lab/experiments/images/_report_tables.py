@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.images._presets import (
     ADAPTIVE,
     APART,
     DIRECT_LONGER,
     FEEDBACK,
     LONGER,
-    METHOD_TITLES,
     PULLS,
     RHOS,
     SETTINGS,

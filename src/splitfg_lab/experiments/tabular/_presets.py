@@ -18,10 +18,11 @@ from splitfg.recipes import (
     TableMethod,
 )
 from splitfg.recipes.tables import Network, NetworkRecipe, PlainNetwork, table_methods
+from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.spec import Preset
 from splitfg_lab.experiments.tabular._config import FOLDS, Tabular
 from splitfg_lab.experiments.tabular._references import BoostingReference, LinearReference, MLPReference
-from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
+from splitfg_lab.experiments.tabular._sets import DATA, DataRow
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.spec import Cell, Curves, Headline, Paired, Row, Table
 from splitfg_lab.experiments.tabular._presets import ACTIVITY, FEEDBACK, PAPER, PLAIN, PLAIN_FEEDBACK, REFERENCES
-from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES, DataRow
+from splitfg_lab.experiments.tabular._sets import DATA, DataRow
 
 _NOTE = (
     "Mean and standard deviation over the 5 held-out folds (a run's seed is its fold), as in the paper; training seed 0"

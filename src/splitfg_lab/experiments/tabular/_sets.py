@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.spec import Paper
 
 
@@ -26,18 +27,6 @@ class DataRow:
     def decimals(self) -> int:
         """Digits worth printing of its metric."""
         return 1 if self.metric == "accuracy" else 3
-
-
-METHOD_TITLES = {
-    "backprop": "Backprop",
-    "pure_fg": "Pure FG",
-    "es": "ES",
-    "forward_forward": "FF",
-    "predictive_coding": "PC",
-    "hopfield": "Hop.",
-    "split_fg": "Split-FG",
-}
-"""The methods in the order of the paper's columns."""
 
 
 def _row(name: str, label: str, metric: str, *values: tuple[float, float] | None) -> DataRow:

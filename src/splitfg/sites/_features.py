@@ -1,0 +1,27 @@
+"""The dimension of a stream that holds its features."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class FeatureDimension:
+    """Base of paths: moves the features of a stream, which maps mix, to the last dimension and back.
+
+    Attributes:
+        features: The dimension that holds features; ``None`` for the channels of images (dimension 1 of 4) and the last
+            of anything else.
+    """
+
+    features: int | None
+
+    def features_last(self, stream: Tensor) -> Tensor:
+        """Move the features of a tensor of the stream to the last dimension."""
+        return stream.movedim(self._features(stream), -1)
+
+    def features_back(self, moved: Tensor) -> Tensor:
+        """Invert :meth:`features_last`."""
+        return moved.movedim(-1, self._features(moved))
+
+    def _features(self, stream: Tensor) -> int:
+        return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)

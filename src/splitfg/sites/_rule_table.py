@@ -1,0 +1,49 @@
+"""The table of pullbacks, and what its rules share.
+
+A rule reads the values that its operation read and wrote, and no weight. Matrix products are between activations; a
+product with a parameter belongs into a layer such as ``nn.Linear``, whose feedback is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+
+from torch import Tensor
+
+from splitfg.sites._tape import Operation
+
+Pulled: TypeAlias = Iterable[tuple[Any, Tensor]]
+"""Inputs, each with its share of δ; entries that are no tensors are skipped."""
+
+Rule: TypeAlias = Callable[[Operation, Any], Pulled]
+"""From an operation and δ at its output (a list for several outputs, ``None`` where there is none) to shares."""
+
+RULES: Final[dict[str, Rule]] = {}
+"""Rules by the names of torch functions."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Decorate the rule of some functions."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def argument(operation: Operation, place: int, name: str, default: Any) -> Any:
+    """Return an argument given by position or by name."""
+    return operation.args[place] if len(operation.args) > place else operation.kwargs.get(name, default)
+
+
+def first_and_rest(operation: Operation) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """Return the input, the other arguments and the keyword arguments of an operation."""
+    settings = {name: value for name, value in operation.kwargs.items() if name != "input"}
+    return operation.input, operation.args[1:], settings
+
+
+def summed_to(delta: Tensor, like: Tensor) -> Tensor:
+    """Sum δ over the dimensions along which an input was broadcast."""
+    return delta.sum_to_size(like.shape) if delta.shape != like.shape else delta

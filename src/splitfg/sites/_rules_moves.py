@@ -1,0 +1,145 @@
+"""Pullbacks of functions that move entries around, and of pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from splitfg.sites._rule_table import Pulled, argument, first_and_rest, rule, summed_to
+from splitfg.sites._tape import Operation
+
+
+@rule("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "view_as")
+def _same_entries(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, delta.reshape(operation.input.shape)
+
+
+@rule("to", "float", "double", "half", "bfloat16", "type_as")
+def _cast(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, delta.to(operation.input)
+
+
+@rule("detach", "zeros_like", "ones_like")
+def _detach(operation: Operation, delta: Tensor) -> Pulled:  # noqa: ARG001
+    return ()
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def _expand(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, summed_to(delta, operation.input)
+
+
+@rule("repeat")
+def _repeat(operation: Operation, delta: Tensor) -> Pulled:
+    x, rest, _ = first_and_rest(operation)
+    counts = operation.kwargs.get("repeats", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
+    sizes = (*[1] * (len(counts) - x.ndim), *x.shape)
+    pairs = [n for pair in zip(counts, sizes, strict=True) for n in pair]
+    yield x, delta.reshape(pairs).sum(tuple(range(0, len(pairs), 2))).reshape(x.shape)
+
+
+@rule("transpose", "swapaxes")
+def _transpose(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, delta.transpose(argument(operation, 1, "dim0", 0), argument(operation, 2, "dim1", 1))
+
+
+@rule("mT", "T", "t")
+def _last_two(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, delta.mT
+
+
+@rule("permute")
+def _permute(operation: Operation, delta: Tensor) -> Pulled:
+    x, rest, _ = first_and_rest(operation)
+    dims = operation.kwargs.get("dims", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
+    order = [d % x.ndim for d in dims]
+    yield x, delta.permute([order.index(d) for d in range(x.ndim)])
+
+
+@rule("getitem")
+def _getitem(operation: Operation, delta: Tensor) -> Pulled:
+    x, index = operation.args
+    indices = index if isinstance(index, tuple) else (index,)
+    share = torch.zeros_like(x)
+    if any(isinstance(i, Tensor | list) for i in indices):  # rows may be read more than once
+        places = torch.arange(x.numel(), device=x.device).view(x.shape)[index]
+        share.view(-1).index_add_(0, places.reshape(-1), delta.reshape(-1))
+    else:
+        share[index] = delta
+    yield x, share
+
+
+@rule("cat", "concat")
+def _cat(operation: Operation, delta: Tensor) -> Pulled:
+    parts, dim = argument(operation, 0, "tensors", ()), argument(operation, 1, "dim", 0)
+    yield from zip(parts, delta.split([p.shape[dim] for p in parts], dim), strict=True)
+
+
+@rule("stack")
+def _stack(operation: Operation, delta: Tensor) -> Pulled:
+    yield from zip(argument(operation, 0, "tensors", ()), delta.unbind(argument(operation, 1, "dim", 0)), strict=True)
+
+
+@rule("unbind")
+def _unbind(operation: Operation, delta: Sequence[Tensor | None]) -> Pulled:
+    yield operation.input, torch.stack(_filled(operation, delta), argument(operation, 1, "dim", 0))
+
+
+@rule("split", "chunk", "tensor_split", "split_with_sizes")
+def _split(operation: Operation, delta: Sequence[Tensor | None]) -> Pulled:
+    yield operation.input, torch.cat(_filled(operation, delta), argument(operation, 2, "dim", 0))
+
+
+def _filled(operation: Operation, delta: Sequence[Tensor | None]) -> list[Tensor]:
+    return [torch.zeros_like(o) if d is None else d for o, d in zip(operation.output, delta, strict=True)]
+
+
+@rule("pad")
+def _pad(operation: Operation, delta: Tensor) -> Pulled:
+    x, sizes = operation.input, argument(operation, 1, "pad", ())
+    if argument(operation, 2, "mode", "constant") != "constant":
+        raise NotImplementedError("padding by entries: pad with a constant")
+    for dim, (before, _) in enumerate(zip(sizes[::2], sizes[1::2], strict=True), start=1):
+        delta = delta.narrow(-dim, max(before, 0), x.shape[-dim])
+        if min(sizes) < 0:
+            raise NotImplementedError("negative padding: use slices")
+    yield x, delta
+
+
+@rule("gather")
+def _gather(operation: Operation, delta: Tensor) -> Pulled:
+    x, dim, index = operation.input, argument(operation, 1, "dim", None), argument(operation, 2, "index", None)
+    yield x, torch.zeros_like(x).scatter_add_(dim, index, delta)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d")
+def _global_pool(operation: Operation, delta: Tensor) -> Pulled:
+    x, pooled = operation.input, operation.output.shape[-1 if operation.name.endswith("1d") else -2 :]
+    if pooled.numel() > 1:
+        raise NotImplementedError("adaptive pooling to more than one pixel: use avg_pool2d")
+    yield x, (delta / (x.numel() / operation.output.numel())).expand(x.shape)
+
+
+@rule("avg_pool2d")
+def _avg_pool(operation: Operation, delta: Tensor) -> Pulled:
+    pair: Callable[[Any], list[int]] = lambda v: [v, v] if isinstance(v, int) else list(v)  # noqa: E731
+    size = pair(argument(operation, 1, "kernel_size", None))
+    stride = argument(operation, 2, "stride", None)
+    padding = pair(argument(operation, 3, "padding", 0))
+    ceil, counted = argument(operation, 4, "ceil_mode", False), argument(operation, 5, "count_include_pad", True)
+    steps = size if stride is None else pair(stride)
+    x, backward = operation.input, torch.ops.aten.avg_pool2d_backward
+    yield x, backward(delta, x, size, steps, padding, ceil, counted, argument(operation, 6, "divisor_override", None))
+
+
+@rule("max_pool2d", "boolean_dispatch", "fn")
+def _max_pool(operation: Operation, delta: Tensor) -> Pulled:
+    x, rest, settings = first_and_rest(operation)
+    settings.pop("return_indices", None)
+    _, indices = F.max_pool2d(x, *rest[:5], **settings, return_indices=True)
+    share = torch.zeros_like(x).flatten(-2)
+    yield x, share.scatter_add_(-1, indices.flatten(-2), delta.flatten(-2)).view(x.shape)
