@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from splitfg_lab.runs._books import utc_now
 from splitfg_lab.runs._errors import DivergedError, RunError
 from splitfg_lab.runs.checkpoint import Checkpoint, drop_previous, load_checkpoint
 from splitfg_lab.runs.config import to_json
-from splitfg_lab.runs.context import Emit, RunContext, require_finite, utc_now
+from splitfg_lab.runs.context import Emit, RunContext, require_finite
 from splitfg_lab.runs.digests import config_digest, require_same_run
 from splitfg_lab.runs.environment import (
     Revision,

@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch
 
 from splitfg.types import Learner
+from splitfg_lab.runs._books import Books
 from splitfg_lab.runs._errors import DivergedError, PhaseStoppedError, RunError
 from splitfg_lab.runs._metrics import MetricsWriter
 from splitfg_lab.runs.checkpoint import Checkpoint, save_checkpoint
@@ -37,46 +37,6 @@ Advance: TypeAlias = Callable[[], None]
 
 _PROGRESS_S: Final = 0.1
 """Seconds between two reports of progress."""
-
-
-def utc_now() -> str:
-    """Return the time in UTC, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@dataclass
-class Books:
-    """Counts over all sessions of a run; every checkpoint stores them.
-
-    ``warm_*`` are the first steps of each session, which compile and allocate. ``jvps``, ``trunk_backward`` and
-    ``block_backward`` are ``None`` until :meth:`RunContext.count` receives them. ``side_by_side`` is the largest number
-    of runs that shared the machine in any session, ``None`` if a session did not know it.
-    """
-
-    started: str = field(default_factory=utc_now)
-    wall_s: float = 0.0
-    steps: int = 0
-    warm_steps: int = 0
-    warm_s: float = 0.0
-    timed_steps: int = 0
-    timed_s: float = 0.0
-    jvps: float | None = None
-    trunk_backward: float | None = None
-    block_backward: float | None = None
-    peak_memory_mib: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    side_by_side: int | None = None
-
-    @property
-    def step_ms(self) -> float | None:
-        """Milliseconds per step, without the warm-up if any later step was timed."""
-        if self.timed_steps:
-            return 1e3 * self.timed_s / self.timed_steps
-        return 1e3 * self.warm_s / self.warm_steps if self.warm_steps else None
-
-    def per_step(self, total: float | None) -> float | None:
-        """Divide a count by the number of steps; ``None`` if it was not counted."""
-        return None if total is None or not self.steps else total / self.steps
 
 
 class RunContext:
@@ -233,21 +193,9 @@ class RunContext:
         block_backward: float | None = None,
     ) -> None:
         """Add steps, the seconds they took, JVPs and reverse passes through the trunk or its blocks to the counts."""
-        books = self.books
-        books.steps += steps
-        if self._warm:
-            books.timed_steps += steps
-            books.timed_s += seconds
-        else:
-            books.warm_steps += steps
-            books.warm_s += seconds
+        self.books.count(steps, seconds, warm=self._warm)
+        self.books.add(jvps=jvps, trunk_backward=trunk_backward, block_backward=block_backward)
         self._warm = True
-        if jvps is not None:
-            books.jvps = (books.jvps or 0.0) + jvps
-        if trunk_backward is not None:
-            books.trunk_backward = (books.trunk_backward or 0.0) + trunk_backward
-        if block_backward is not None:
-            books.block_backward = (books.block_backward or 0.0) + block_backward
 
     def record_matrix(self, name: str, rows: Sequence[Sequence[float]]) -> None:
         """Keep a small matrix for the run's report, for figures; a matrix of the same name is replaced.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
+from splitfg_lab.experiments.images._figures import figures
 from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 from splitfg_lab.experiments.images._presets import presets
-from splitfg_lab.experiments.images._report_tables import figures, headlines, tables
+from splitfg_lab.experiments.images._report_tables import headlines, tables
 from splitfg_lab.experiments.spec import Experiment
 
 __all__ = ["ABLATION", "EXPERIMENT", "FULL", "SMOKE", "Backbone", "FlatNetwork", "ImageTraining", "PlainMLP"]

@@ -1,0 +1,66 @@
+"""Figures of the image experiments: curves, sweeps over tangents, confusion matrices, filters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from splitfg_lab.experiments._titles import METHOD_TITLES
+from splitfg_lab.experiments.images._presets import SETTINGS, TANGENTS, ImageSetting, direct, screened
+from splitfg_lab.experiments.spec import Confusion, Curves, Figure, Filters, Sweep
+
+CIFAR10_CLASSES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def figures() -> tuple[Figure, ...]:
+    """Return all figures: accuracy over training and by tangents, confusion matrices, and filters."""
+    curves = tuple(_accuracy_curves(s, x) for s in SETTINGS for x in ("step", "wall_s"))
+    moved = tuple(
+        Curves(f"images-moved-{s.dataset}", f"{s.label}: how far the trunk moves", _tangents(s), "trunk_moved")
+        for s in SETTINGS
+    )
+    sweeps = tuple(
+        Sweep(
+            f"images-tangents-{s.dataset}",
+            f"{s.label}: tangents at rho = 1, 6,000 steps",
+            _tangents(s),
+            "method.K",
+            ("accuracy",),
+            "top-1 accuracy, %",
+            log_y=False,
+            labels=("Split-FG",),
+        )
+        for s in SETTINGS
+    )
+    return (*curves, _ablation_curves(), *moved, *sweeps, *_pictures())
+
+
+def _accuracy_curves(setting: ImageSetting, x: Literal["step", "wall_s"]) -> Curves:
+    # the readout is not trained
+    names = tuple(f"{setting.dataset}-{name}" for name in (*METHOD_TITLES, "frozen") if name != "hopfield")
+    key, over = (setting.dataset, "training") if x == "step" else (f"{setting.dataset}-time", "time")
+    return Curves(f"images-{key}", f"{setting.label}: accuracy over {over}", names, "accuracy", x)
+
+
+def _ablation_curves() -> Curves:
+    names = ("flat-backprop", direct("flat", 1.0), "flat-split_fg", "flat-frozen", "flat-pure_fg", "flat-es")
+    return Curves("images-flat", "CIFAR-10, flat head: accuracy over training", names, "accuracy")
+
+
+def _pictures() -> tuple[Figure, ...]:
+    return (
+        Confusion(
+            "images-confusion",
+            "CIFAR-10: confusion matrices",
+            ("cifar10-backprop", "cifar10-split_fg", "cifar10-frozen", direct("cifar10", 1.0)),
+            CIFAR10_CLASSES,
+        ),
+        Filters(
+            "images-filters",
+            "CIFAR-10, flat head: filters of the first convolution",
+            ("flat-frozen", "flat-split_fg", direct("flat", 1.0), "flat-backprop"),
+        ),
+    )
+
+
+def _tangents(setting: ImageSetting) -> tuple[str, ...]:
+    return tuple(screened(setting, K, 1.0) for K in TANGENTS[setting.dataset])
