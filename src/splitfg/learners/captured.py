@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, whole
 from splitfg.errors import SplitError
+from splitfg.estimators import MessagingEstimator
 from splitfg.learners.gradient import GradientLearner
 from splitfg.numerics import norm
 from splitfg.splitting import Role
@@ -51,6 +52,9 @@ class CapturedLearner:
 
     The first step compares compiled and eager gradients of the first batch. A network that draws random numbers, as
     dropout does in training mode, runs in eager code, with a warning: its masks come from a seed of every step.
+
+    With a :class:`~splitfg.distributed.DistributedEstimator`, the graph holds the messages of NCCL. Those of gloo pass
+    through the host: steps then run compiled without a graph, with a warning.
 
     Args:
         learner: The learner to speed up; the two share all state. Do not call its ``step`` any more.
@@ -96,6 +100,8 @@ class CapturedLearner:
         self._rates: DeviceRates
         self._replay: Replay[StepStats] | None = None
         self._generator: torch.Generator | None = None
+        if device.type == "cuda" and not self._capturable:
+            warnings.warn("messages of gloo cannot be captured: steps run without a CUDA graph; use NCCL", stacklevel=2)
         self._start()
 
     @property
@@ -126,7 +132,7 @@ class CapturedLearner:
             batch = self._look_up()
             expected = self._eager.estimate(*batch, generator=generator)
             generator.set_state(state)
-            if self._runs_eagerly():
+            if self._random():
                 warnings.warn(
                     "the network draws random numbers, as dropout does: steps run in eager code", stacklevel=3
                 )
@@ -148,6 +154,9 @@ class CapturedLearner:
             self.check(x, y, generator=generator)
         self._take(x, y)
         self._rates.follow()
+        estimator = self._fast.estimator
+        if self.captured and isinstance(estimator, MessagingEstimator):
+            estimator.before_replay(self._fast.split, generator)
         stats = self._prepared(generator)()
         self._eager.update.optimizer.steps += 1
         return stats
@@ -181,13 +190,18 @@ class CapturedLearner:
                 device=self._device,
                 generator=generator,
                 aside=self._aside,
-                eager=self._runs_eagerly,
+                eager=lambda: self._random() or not self._capturable,
             )
         if generator is not self._generator:
             raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
         return self._replay
 
-    def _runs_eagerly(self) -> bool:
+    @property
+    def _capturable(self) -> bool:
+        estimator = self._fast.estimator
+        return not isinstance(estimator, MessagingEstimator) or estimator.capturable
+
+    def _random(self) -> bool:
         return self._eager.split.traits(self._look_up()[0]).random
 
     def _advance(self) -> StepStats:
