@@ -20,6 +20,8 @@ from splitfg.recipes import (
     BackpropMethod,
     ConditionedLaw,
     DirectPathMethod,
+    EveryNthFeedback,
+    EveryNthRoute,
     EvolutionMethod,
     FrozenMethod,
     LaggedRMS,
@@ -48,6 +50,8 @@ METHODS = (
     DirectPathMethod(MeanJacobianFeedback(), lean=True),
     ParallelPullMethod(MeanJacobianFeedback(), pulls=2),
     LearnedFeedbackMethod(),
+    LearnedFeedbackMethod(EveryNthRoute(2)),
+    ParallelPullMethod(EveryNthFeedback(2)),
     FrozenMethod(),
 )
 

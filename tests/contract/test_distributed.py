@@ -21,7 +21,7 @@ from splitfg.distributed import (
     connect,
     replay,
 )
-from splitfg.feedback import NoiseControl
+from splitfg.feedback import NoiseControl, Relay
 from splitfg.models import MLP
 
 
@@ -54,6 +54,7 @@ MAKERS = {
     "parallel_pull_maps": lambda: splitfg.ParallelPull(feedback=splitfg.MeanJacobian()),
     "parallel_pull_noise": lambda: splitfg.ParallelPull(feedback=NoiseControl()),
     "learned_feedback": lambda: splitfg.LearnedFeedback(),
+    "learned_feedback_seldom": lambda: splitfg.LearnedFeedback(Relay(every=2)),
     "predictive_coding": lambda: splitfg.PredictiveCoding(),
     "backprop": lambda: splitfg.Backprop(),
 }

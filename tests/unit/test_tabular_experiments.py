@@ -14,7 +14,7 @@ from splitfg.recipes import Adam, HopfieldMethod
 from splitfg.recipes.tables import Network, PlainNetwork, TableRecipe, TableShape, table_methods
 from splitfg.sklearn import SplitFGClassifier
 from splitfg_lab.experiments.tabular import EXPERIMENT
-from splitfg_lab.experiments.tabular._presets import ACTIVITY, FEEDBACK, PLAIN, PLAIN_FEEDBACK, REFERENCES
+from splitfg_lab.experiments.tabular._presets import ACTIVITY, FEEDBACK, PLAIN, PLAIN_FEEDBACK, REFERENCES, SELDOM
 from splitfg_lab.experiments.tabular._references import BoostingReference, Budget, LinearReference, MLPReference
 from splitfg_lab.experiments.tabular._sets import DATA, METHOD_TITLES
 from splitfg_lab.experiments.tabular.run import load_fold, run
@@ -132,13 +132,15 @@ def test_gpu_memory_is_not_measured_on_a_cpu(data, tmp_path):
 def test_all_pairs_but_forward_forward_on_values_are_there():
     names = {p.name for p in EXPERIMENT.presets}
     assert len(names) == 8 * 7 - 4 + 8 * (
-        len(ACTIVITY) + len(FEEDBACK) + len(PLAIN) + len(PLAIN_FEEDBACK) + len(REFERENCES)
+        len(ACTIVITY) + len(FEEDBACK) + len(SELDOM) + len(PLAIN) + len(PLAIN_FEEDBACK) + len(REFERENCES)
     )
     assert {p.seeds for p in EXPERIMENT.presets} == {(0, 1, 2, 3, 4)}
     cells = [cell for table in EXPERIMENT.tables[:2] for row in table.rows for cell in row.cells]
     assert sum(cell is None for cell in cells) == 4
     beyond = {
-        f"{row.name}-{name}" for row in DATA for name in (*ACTIVITY, *FEEDBACK, *PLAIN, *PLAIN_FEEDBACK, *REFERENCES)
+        f"{row.name}-{name}"
+        for row in DATA
+        for name in (*ACTIVITY, *FEEDBACK, *SELDOM, *PLAIN, *PLAIN_FEEDBACK, *REFERENCES)
     }
     assert {cell.preset for cell in cells if cell is not None} == names - beyond
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, CompiledHalves
+from splitfg.feedback import Noise
 from splitfg.sites import Tape, TapedTrunk, hollow
 from splitfg.splitting import Split
 from splitfg.types import Inputs, Params
@@ -57,8 +58,8 @@ class EagerRun:
 class CompiledFeedback:
     """Runs the steps of learned feedback in compiled code.
 
-    Pass, sweep and measurement are traced to their operators together, once for every shape of inputs; parameters,
-    buffers, inputs, maps and noise are arguments of the compiled functions. Steps that several processes share, trunks
+    Pass, sweep and measurement are traced to their operators together, once for every shape of inputs, and once more for
+    steps without a measurement; parameters, buffers, inputs, maps and noise are arguments of the compiled functions. Steps that several processes share, trunks
     that change state or draw random numbers, and trunks that cannot be traced run in eager code.
 
     Args:
@@ -74,7 +75,7 @@ class CompiledFeedback:
         traits = split.traits(x)
         if share.inputs is not None or isinstance(split.trunk, TapedTrunk) or traits.random or traits.stateful:
             return EagerRun(feedback, split, x, share)
-        key = _key(split, x)
+        key = (feedback.route.due, _key(split, x))
         if key not in self._traces:
             self._traces[key] = self._traced(feedback, split, x)
         trace = self._traces[key]
@@ -106,20 +107,17 @@ class _CompiledRun:
 
     def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
         route = self._feedback.route
-        noise = route.noise(self._trace.measured, generator)
-        late = [*_sorted(route.state_dict()), *noise.values(), u]
+        noise = route.noise(self._trace.measured, generator) if route.due else {}
+        late = [*_sorted(route.maps), *noise.values(), u]
         found: tuple[Params, Params] = self._trace.halves.second(self._early, self._kept, late)
         return found
 
 
 def _trace(feedback: LearnedFeedback, split: Split, x: Inputs, compile_: Compile) -> _Trace:
     route, tape = feedback.route, feedback.record(split, x)
-    generator = torch.Generator(tape.h.device).manual_seed(0)
-    measured, change = feedback.measure(split, x, tape, generator)
-    route.apply({name: torch.zeros_like(c) for name, c in change.items() if name not in route.state_dict()})
+    measured, noise = _measurement(feedback, split, x, tape) if route.due else (tape, {})
     whole = measured is tape
-    noise = route.noise(measured, generator)
-    maps, u = _sorted(route.state_dict()), torch.zeros_like(tape.h)
+    maps, u = _sorted(route.maps), torch.zeros_like(tape.h)
 
     # the early arguments and the maps are the tensors that network, x and route hold, so that the trace follows them
     def function(_: Sequence[Tensor], late: Sequence[Tensor]) -> tuple[Tensor, tuple[Params, Params]]:
@@ -132,12 +130,20 @@ def _trace(feedback: LearnedFeedback, split: Split, x: Inputs, compile_: Compile
     return _Trace(halves, hollow(measured))
 
 
+def _measurement(feedback: LearnedFeedback, split: Split, x: Inputs, tape: Tape) -> tuple[Tape, Noise]:
+    """Return the tape of the samples that are measured, and noise; makes maps that the route does not have yet."""
+    route, generator = feedback.route, torch.Generator(tape.h.device).manual_seed(0)
+    measured, change = feedback.measure(split, x, tape, generator)
+    route.apply({name: torch.zeros_like(c) for name, c in change.items() if name not in route.maps})
+    return measured, route.noise(measured, generator)
+
+
 def _early(split: Split, x: Inputs) -> list[Tensor]:
     tensors = [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
     return [*split.trunk.parameters(), *split.trunk.buffers(), *tensors]
 
 
-def _sorted(maps: dict[str, Tensor]) -> list[Tensor]:
+def _sorted(maps: Mapping[str, Tensor]) -> list[Tensor]:
     return [maps[name] for name in sorted(maps)]
 
 

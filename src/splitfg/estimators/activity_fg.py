@@ -92,7 +92,8 @@ class ActivityFG:
     @property
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return PartNeeds(scores=self.K, row_noise=True, all_inputs=self.prediction is not None)
+        measures = self.prediction is not None and self.prediction.route.due
+        return PartNeeds(scores=self.K, row_noise=True, all_inputs=measures)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""

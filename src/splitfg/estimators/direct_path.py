@@ -97,7 +97,7 @@ class DirectPath:
     @property
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return PartNeeds(row_noise=isinstance(self.feedback, LearnedMaps))
+        return PartNeeds(row_noise=self._measures)
 
     def part(
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
@@ -111,7 +111,7 @@ class DirectPath:
             head, trunk, learning = HeadPass(split, y), Params(), _MapLearning(self.feedback)
             for i, (part_x, part_y) in enumerate(parts(x, y, self.micro_batch)):
                 validate_path(split, path, part_x)
-                if isinstance(self.feedback, LearnedMaps):
+                if self._measures:
                     check_tangents(ForwardMode(), split, part_x)
                 part_split = split.part(i)
                 seen = self.recorder(part_split, part_x, self._points(path), generator)
@@ -125,13 +125,19 @@ class DirectPath:
         return {"maps": self.feedback} if isinstance(self.feedback, LearnedMaps) else {}
 
     def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
-        """Change the maps by the estimate's ``state_update``."""
+        """Change the maps by the estimate's ``state_update``, and count the step."""
         for maps in self.learned_state().values():
             maps.apply(estimate.state_update)
+            maps.taken += 1
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, DirectPath]:
         """Compile the recorded pass and the head."""
         return with_compiled_head(split, compile_), replace(self, recorder=CompiledRecorder(compile_))
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the present step measures a response for the maps."""
+        return isinstance(self.feedback, LearnedMaps) and self.feedback.due
 
     def _path(self, split: Split) -> ResidualPath:
         if self.path is not None:
@@ -143,7 +149,7 @@ class DirectPath:
 
     def _points(self, path: ResidualPath) -> TapPoints:
         top = () if path.top is None else (path.top,)
-        moved = path.writers if isinstance(self.feedback, LearnedMaps) else ()
+        moved = path.writers if self._measures else ()
         return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
 
     def _part(
@@ -216,8 +222,10 @@ class _MapLearning:
         self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
 
     def change(self, found: Params, share: Share) -> Params:
-        """Return the change of the maps, from the correlations of all rows; empty if they are not learned."""
-        return {} if self._maps is None else self._maps.change(found, rows=share.total(self._rows), noises=self._noises)
+        """Return the change of the maps, from the correlations of all rows; empty without a measurement."""
+        if self._maps is None or not found:
+            return {}
+        return self._maps.change(found, rows=share.total(self._rows), noises=self._noises)
 
 
 def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:

@@ -59,8 +59,8 @@ class LearnedFeedback:
     Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations,
     norms, sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed
     weight, a map is used that has learned how the layer responds to noise at its input. One more forward pass a step,
-    with noise, teaches the maps. No derivative of the trunk is taken and no weight is read backward; the layers above
-    the last map are exact.
+    with noise, teaches the maps; with ``Relay(every=n)`` at every n-th step only. No derivative of the trunk is
+    taken and no weight is read backward; the layers above the last map are exact.
 
     Biased as long as the maps are: with :class:`~splitfg.feedback.Relay`, the default, the bias vanishes as they
     converge, which takes a few steps; with :class:`~splitfg.feedback.Direct` the covariance of Jacobian and gradient
@@ -111,7 +111,7 @@ class LearnedFeedback:
     @property
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return PartNeeds(all_inputs=True)
+        return PartNeeds(all_inputs=self.route.due)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`.
@@ -130,8 +130,13 @@ class LearnedFeedback:
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
-        stats = Stats(jvps=jvps + self.probe.passes, biased=True, norms=norms)
+        stats = Stats(jvps=jvps + self.passes, biased=True, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes that the present step's measurement takes; none between measurements."""
+        return self.probe.passes if self.route.due else 0
 
     def layers(self, split: Split, x: Inputs) -> tuple[FoundLayer, ...]:
         """Return the layers that the trunk calls on a batch, in order; print them to see which have maps."""
@@ -148,8 +153,9 @@ class LearnedFeedback:
         return {"maps": self.route}
 
     def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
-        """Change the maps by the estimate's ``state_update``."""
+        """Change the maps by the estimate's ``state_update``, and count the step."""
         self.route.apply(estimate.state_update)
+        self.route.taken += 1
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, LearnedFeedback]:
         """Compile the head, and the trunk's pass together with the sweep and the measurement."""
@@ -167,13 +173,13 @@ class LearnedFeedback:
 
     def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
         """Return the change of the maps from the rows of all processes; see :meth:`learn`."""
-        if share.inputs is None:
+        if share.inputs is None or not self.route.due:
             return self.learn(split, x, tape, generator)
         return self.learn(split, share.inputs, self.record(split, share.inputs), generator)
 
     def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
-        """Measure the response to noise, and return the change of the maps; empty if there are none to learn."""
-        return self.measure(split, x, tape, generator)[1]
+        """Measure the response to noise, and return the change of the maps; empty if none is learned at this step."""
+        return self.measure(split, x, tape, generator)[1] if self.route.due else {}
 
     def measure(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> tuple[Tape, Params]:
         """Return the tape of the samples that were measured, and the change of the maps."""

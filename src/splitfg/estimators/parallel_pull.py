@@ -96,7 +96,7 @@ class ParallelPull:
     @property
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return PartNeeds(row_noise=isinstance(self.feedback, LearnedMaps | NoiseControl))
+        return PartNeeds(row_noise=self._measures or isinstance(self.feedback, NoiseControl))
 
     def part(
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
@@ -108,7 +108,7 @@ class ParallelPull:
         if isinstance(self.feedback, LearnedMaps) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
         with torch.no_grad():
-            if isinstance(self.feedback, LearnedMaps):
+            if self._measures:
                 check_tangents(ForwardMode(), split, x)
             seen = self.recorder(split, x, block_points(path, self._moved(path)), generator)
             found, complete = self._learned(path, seen, share)
@@ -130,14 +130,20 @@ class ParallelPull:
         return {"maps": self.feedback} if isinstance(self.feedback, LearnedMaps) else {}
 
     def update_state(self, split: Split, estimate: Estimate) -> None:  # noqa: ARG002
-        """Change the maps by the estimate's ``state_update``."""
+        """Change the maps by the estimate's ``state_update``, and count the step."""
         for maps in self.learned_state().values():
             maps.apply(estimate.state_update)
+            maps.taken += 1
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ParallelPull]:
         """Compile the recorded pass, every block's pull and the head."""
         fast = replace(self, recorder=CompiledRecorder(compile_), puller=CompiledPuller(compile_))
         return with_compiled_head(split, compile_), fast
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the present step measures a response for the maps."""
+        return isinstance(self.feedback, LearnedMaps) and self.feedback.due
 
     def _path(self, split: Split) -> BlockPath:
         if isinstance(split.trunk, ForwardOnlyTrunk):
@@ -149,8 +155,8 @@ class ParallelPull:
         return path
 
     def _moved(self, path: BlockPath) -> tuple[str, ...]:
-        """Return the modules whose outputs get noise: all that a prediction is needed at."""
-        if not isinstance(self.feedback, LearnedMaps):
+        """Return the modules whose outputs get noise: all that a prediction is needed at, if this step measures."""
+        if not self._measures:
             return ()
         bottom = path.writers[:1] if self.own_block else ()
         return (*bottom, *(block.name for block in path.blocks[:-1]))

@@ -9,6 +9,7 @@ In any trunk of layers, a :class:`Route` carries u to every layer through maps t
 
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
+from splitfg.feedback._measured import MeasuredMaps
 from splitfg.feedback._probes import (
     CoarseReadout,
     Difference,
@@ -36,6 +37,7 @@ __all__ = [
     "LearnedMaps",
     "MapRule",
     "MeanJacobian",
+    "MeasuredMaps",
     "MismatchedPassError",
     "Noise",
     "NoiseControl",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from splitfg.errors import SplitError
+from splitfg.feedback._measured import MeasuredMaps
 from splitfg.numerics import widened
 from splitfg.tangents import row_noise
 from splitfg.types import Params
@@ -117,13 +118,13 @@ class NoiseControl(Feedback):
         return noise
 
 
-class LearnedMaps(Feedback):
+class LearnedMaps(MeasuredMaps, Feedback):
     """Feedback that learns from the response of the top of the stream to noise at every writer."""
 
     @property
     def jvps(self) -> int:
-        """Return 1."""
-        return 1
+        """Return 1 for a step with a measurement, 0 for others."""
+        return int(self.due)
 
     @abstractmethod
     def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
@@ -176,8 +177,9 @@ class MeanJacobian(LearnedMaps):
 
     Args:
         rate: How far a step moves the maps, at first.
-        steps: Number of updates over which the rate falls; ``None`` for a constant rate.
+        steps: Number of measurements over which the rate falls; ``None`` for a constant rate.
         last: Where it ends, as a share of ``rate``.
+        every: Measure at every n-th step only, with one JVP; between measurements the maps stay as they are.
 
     Example:
         >>> import torch
@@ -190,18 +192,20 @@ class MeanJacobian(LearnedMaps):
         torch.Size([2, 4])
     """
 
-    def __init__(self, rate: float = 0.15, *, steps: int | None = None, last: float = 0.1) -> None:
+    def __init__(self, rate: float = 0.15, *, steps: int | None = None, last: float = 0.1, every: int = 1) -> None:
         found = [f"{name} must be in (0, 1], got {v}" for name, v in (("rate", rate), ("last", last)) if not 0 < v <= 1]
         if steps is not None and steps < 1:
             found.append(f"steps must be at least 1, got {steps}")
         if found:
             raise ValueError("; ".join(found))
-        self.rate, self.steps, self.last = rate, steps, last
+        self.rate, self.steps, self.last, self.every = rate, steps, last, every
         self._maps: Params = {}
         self._updates: Tensor | None = None
 
     def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
-        """Return r J_iᵀ with the writer's map."""
+        """Return r J_iᵀ with the writer's map; ``r`` unchanged where the map is the identity, as it begins."""
+        if writer not in self._maps and features in (None, r.shape[-1]):
+            return r
         return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype).T
 
     def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
@@ -229,11 +233,13 @@ class MeanJacobian(LearnedMaps):
             moved.add_(step if factor is None else factor.to(step.dtype) * step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the maps, and the number of updates if the rate falls."""
-        return dict(self._maps) if self._updates is None else {**self._maps, _UPDATES: self._updates}
+        """Return the maps, the number of updates if the rate falls, and that of steps if only some are measured."""
+        updates = {} if self._updates is None else {_UPDATES: self._updates}
+        return {**self._maps, **updates, **self._step_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the maps from :meth:`state_dict`."""
+        state = self._take_steps(state)
         self._maps = {name: m.clone() for name, m in state.items() if name != _UPDATES}
         self._updates = state[_UPDATES].clone() if _UPDATES in state else None
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._map_rules import MapRule, Proximal
+from splitfg.feedback._measured import MeasuredMaps
 from splitfg.feedback._probes import Noise, Response
 from splitfg.numerics import widened
 from splitfg.sites import Operation, Tape, layer_operations
@@ -41,20 +42,22 @@ class Shares:
     fixed: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-class Route(ABC):
+class Route(MeasuredMaps, ABC):
     """Maps that carry a gradient to the places that layers read, and the rule by which they learn.
 
     Args:
         rule: How the maps learn.
+        every: Measure at every n-th step only; between measurements the maps stay as they are.
     """
 
-    def __init__(self, rule: MapRule | None = None) -> None:
+    def __init__(self, rule: MapRule | None = None, *, every: int = 1) -> None:
         self.rule = rule if rule is not None else Proximal()
+        self.every = every
         self._maps: Params = {}
         self._unused = 0  # measurements, until the first one is applied
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.rule!r})"
+        return f"{type(self).__name__}({self.rule!r}{f', every={self.every}' * (self.every > 1)})"
 
     @abstractmethod
     def samples(self, tape: Tape) -> int | None:
@@ -97,13 +100,18 @@ class Route(ABC):
             else:
                 self._maps[name] = self._initial(name, step) + step
 
+    @property
+    def maps(self) -> Mapping[str, Tensor]:
+        """The maps that have been made so far, by name."""
+        return self._maps
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the maps."""
-        return dict(self._maps)
+        """Return the maps, and the number of steps if only some are measured."""
+        return {**self._maps, **self._step_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the maps from :meth:`state_dict`."""
-        self._maps = {name: m.clone() for name, m in state.items()}
+        self._maps = {name: m.clone() for name, m in self._take_steps(state).items()}
 
     def _initial(self, name: str, like: Tensor) -> Tensor:
         groups, outputs, inputs = like.shape
@@ -138,6 +146,7 @@ class Relay(Route):
 
     Args:
         rule: How the maps learn.
+        every: Measure at every n-th step only; between measurements the maps stay as they are.
 
     Example:
         >>> import torch
@@ -210,6 +219,7 @@ class Direct(Route):
 
     Args:
         rule: How the maps learn; :class:`FixedMaps` makes it direct feedback alignment.
+        every: Measure at every n-th step only; between measurements the maps stay as they are.
 
     Example:
         >>> import torch
@@ -221,8 +231,8 @@ class Direct(Route):
         >>> estimator.update_state(split, estimate)
     """
 
-    def __init__(self, rule: MapRule | None = None) -> None:
-        super().__init__(rule if rule is not None else Proximal(rate=0.3))
+    def __init__(self, rule: MapRule | None = None, *, every: int = 1) -> None:
+        super().__init__(rule if rule is not None else Proximal(rate=0.3), every=every)
 
     def samples(self, tape: Tape) -> int | None:  # noqa: ARG002
         """Return ``None``: the mean Jacobian is over all rows."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 from splitfg.compiled import Compile, whole
 from splitfg.errors import SplitError
 from splitfg.estimators import MessagingEstimator
+from splitfg.feedback import MeasuredMaps
 from splitfg.learners.gradient import GradientLearner
 from splitfg.numerics import norm
 from splitfg.splitting import Role
-from splitfg.training.capture import DeviceRates, Replay, stream_aside
+from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_aside
 from splitfg.types import Estimate, Inputs, Params, StepStats, Target
 
 # Largest relative difference between compiled and eager gradients: rounding, TF32 included.
@@ -26,6 +27,9 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
 _NARROW_TOLERANCE = 0.3
 # With TF32, K scores that nearly cancel can lose more: this many times the distance to full precision is allowed.
 _ROUNDINGS = 3.0
+
+
+_Kind: TypeAlias = tuple[bool, ...]
 
 
 class DeviceBatches(Protocol):
@@ -50,7 +54,10 @@ class CapturedLearner:
     It takes the same steps as the eager learner, up to rounding, with the same tangents, and either can resume from the
     other's checkpoints.
 
-    The first step compares compiled and eager gradients of the first batch. A network that draws random numbers, as
+    Steps that measure the response of the trunk and steps that do not, as with ``Relay(every=4)``, have a graph each;
+    the two share their memory.
+
+    The first step of either kind compares compiled and eager gradients. A network that draws random numbers, as
     dropout does in training mode, runs in eager code, with a warning: its masks come from a seed of every step.
 
     With a :class:`~splitfg.distributed.DistributedEstimator`, the graph holds the messages of NCCL. Those of gloo pass
@@ -92,13 +99,14 @@ class CapturedLearner:
         first = next(learner.split.model.parameters())
         self._dtype, device = first.dtype, first.device
         self._horizon, self._device = horizon, device
-        self._aside = stream_aside(device)
+        self._aside, self._pool = stream_aside(device), memory_pool(device)
         self._no_target = torch.empty(0)
         self._x: Any = None
         self._y: Target | None = None
-        self._checked = compile_ is None
+        self._measured = [maps for maps in learner.learned.values() if isinstance(maps, MeasuredMaps)]
+        self._checked: set[_Kind] = set()
         self._rates: DeviceRates
-        self._replay: Replay[StepStats] | None = None
+        self._replays: dict[_Kind, Replay[StepStats]] = {}
         self._generator: torch.Generator | None = None
         if device.type == "cuda" and not self._capturable:
             warnings.warn("messages of gloo cannot be captured: steps run without a CUDA graph; use NCCL", stacklevel=2)
@@ -111,8 +119,8 @@ class CapturedLearner:
 
     @property
     def captured(self) -> bool:
-        """Whether steps replay the graph."""
-        return self._replay is not None and self._replay.captured
+        """Whether all steps replay a graph."""
+        return bool(self._replays) and all(replay.captured for replay in self._replays.values())
 
     def batch(self, step: int) -> tuple[Inputs, Target]:
         """Return the arguments of :meth:`step` for a learner with ``batches``."""
@@ -136,7 +144,7 @@ class CapturedLearner:
                 warnings.warn(
                     "the network draws random numbers, as dropout does: steps run in eager code", stacklevel=3
                 )
-                self._fast, self._checked = self._eager, True
+                self._fast = self._eager
                 return
             found = self._fast.estimate(*batch, generator=generator)
             generator.set_state(state)
@@ -144,21 +152,24 @@ class CapturedLearner:
                 precise = self._eager.estimate(*batch, generator=generator)
             generator.set_state(state)
             self._compare(expected, found, precise)
-        self._checked = True
+        self._checked.add(self._kind)
 
     def step(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
         """Learn from one batch."""
         if self.steps >= self._horizon:
             raise SplitError([f"the schedule is tabulated for {self._horizon} steps: pass a larger horizon"])
-        if not self._checked:
+        if self._kind not in self._checked:
             self.check(x, y, generator=generator)
         self._take(x, y)
         self._rates.follow()
-        estimator = self._fast.estimator
-        if self.captured and isinstance(estimator, MessagingEstimator):
+        replay, estimator = self._prepared(generator), self._fast.estimator
+        if replay.captured and isinstance(estimator, MessagingEstimator):
             estimator.before_replay(self._fast.split, generator)
-        stats = self._prepared(generator)()
+        taken = [maps.taken for maps in self._measured]
+        stats = replay()
         self._eager.update.optimizer.steps += 1
+        for maps, before in zip(self._measured, taken, strict=True):
+            maps.taken = before + 1  # a replayed step runs no code on the host
         return stats
 
     def predict(self, x: Inputs) -> Tensor:
@@ -179,22 +190,29 @@ class CapturedLearner:
     def _start(self) -> None:
         """Start from the eager learner's state; an earlier graph would read memory that is no longer in use."""
         self._rates = DeviceRates(self._eager.update.optimizer, horizon=self._horizon, device=self._device)
-        self._replay = self._generator = None
+        self._replays, self._generator = {}, None
 
     def _prepared(self, generator: torch.Generator) -> Replay[StepStats]:
-        """Return the replayed step of this generator."""
-        if self._replay is None:
+        """Return the replayed step of this generator, of the present step's kind."""
+        if self._generator is None:
             self._generator = generator
-            self._replay = Replay(
+        if generator is not self._generator:
+            raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
+        if self._kind not in self._replays:
+            self._replays[self._kind] = Replay(
                 self._advance,
                 device=self._device,
                 generator=generator,
                 aside=self._aside,
                 eager=lambda: self._random() or not self._capturable,
+                pool=self._pool,
             )
-        if generator is not self._generator:
-            raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
-        return self._replay
+        return self._replays[self._kind]
+
+    @property
+    def _kind(self) -> _Kind:
+        """The kind of the present step, which determines its operations: which maps make a measurement."""
+        return tuple(maps.due for maps in self._measured)
 
     @property
     def _capturable(self) -> bool:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from splitfg.errors import raise_if
+from splitfg.errors import SplitError, raise_if
 from splitfg.recipes._methods import MethodRecipe
 from splitfg.recipes._registry import Recipe
 from splitfg.recipes.checks import below, not_positive
@@ -88,7 +88,7 @@ class AnnealedMapsFeedback(FeedbackRecipe):
     """Mean-Jacobian maps whose rate falls with the learning rate.
 
     Attributes:
-        steps: Updates over which the rate falls.
+        steps: Measurements over which the rate falls.
         rate: Step size of the maps' updates at first, in (0, 1].
         last: Where it ends, as a share of ``rate``.
     """
@@ -105,6 +105,37 @@ class AnnealedMapsFeedback(FeedbackRecipe):
         from splitfg.feedback import MeanJacobian
 
         return MeanJacobian(self.rate, steps=self.steps, last=self.last)
+
+
+@dataclass(frozen=True)
+class EveryNthFeedback(FeedbackRecipe):
+    """Learned maps that take their JVP at every n-th step only.
+
+    Attributes:
+        every: Steps from one measurement to the next.
+        maps: The maps.
+
+    Example:
+        >>> from splitfg.recipes import DirectPathMethod, EveryNthFeedback
+        >>> DirectPathMethod(EveryNthFeedback(4)).build().feedback.every
+        4
+    """
+
+    every: int
+    maps: FeedbackRecipe = field(default_factory=MeanJacobianFeedback)
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "every"))
+
+    def build(self) -> Feedback:
+        """Return the maps, which measure seldom."""
+        from splitfg.feedback import LearnedMaps
+
+        feedback = self.maps.build()
+        if not isinstance(feedback, LearnedMaps):
+            raise SplitError([f"{type(feedback).__name__} measures nothing: use maps=MeanJacobianFeedback()"])
+        feedback.every = self.every
+        return feedback
 
 
 @dataclass(frozen=True)

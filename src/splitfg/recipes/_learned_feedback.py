@@ -159,6 +159,33 @@ class DirectRoute(RouteRecipe):
         return Direct(self.rule.build())
 
 
+@dataclass(frozen=True)
+class EveryNthRoute(RouteRecipe):
+    """A route whose maps are measured at every n-th step only.
+
+    Attributes:
+        every: Steps from one measurement to the next.
+        route: The route.
+
+    Example:
+        >>> from splitfg.recipes import EveryNthRoute, LearnedFeedbackMethod
+        >>> LearnedFeedbackMethod(EveryNthRoute(4)).build().route
+        Relay(Proximal(rate=1.0, ridge=1.0), every=4)
+    """
+
+    every: int
+    route: RouteRecipe = field(default_factory=RelayRoute)
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "every"))
+
+    def build(self) -> Route:
+        """Return the route, which measures seldom."""
+        route = self.route.build()
+        route.every = self.every
+        return route
+
+
 class ProbeRecipe(Recipe):
     """Settings of how responses to noise are measured; :meth:`build` makes the probe."""
 

@@ -28,6 +28,11 @@ def stream_aside(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
+def memory_pool(device: torch.device) -> Any:
+    """Return a memory pool for graphs that are never replayed at the same time; ``None`` without a GPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 class Replay(Generic[T]):
     """Captures a function without arguments in a CUDA graph, and replays it.
 
@@ -41,6 +46,7 @@ class Replay(Generic[T]):
         generator: Source of randomness of the function; callers may read and set its state between calls.
         aside: Stream to run on, from :func:`stream_aside`.
         eager: Whether the function must run eagerly; asked before capture.
+        pool: Memory that the graph shares with others, from :func:`memory_pool`; ``None`` for its own.
     """
 
     def __init__(
@@ -51,12 +57,13 @@ class Replay(Generic[T]):
         generator: torch.Generator,
         aside: torch.cuda.Stream | None,
         eager: Callable[[], bool] = lambda: False,
+        pool: Any = None,
     ) -> None:
         self._function, self._device, self._generator, self._eager = function, device, generator, eager
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._made: T | None = None
-        self._aside = aside
+        self._aside, self._pool = aside, pool
 
     @property
     def captured(self) -> bool:
@@ -96,7 +103,7 @@ class Replay(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)
         # thread_local: autograd's and the user's threads may allocate memory meanwhile
-        with torch.cuda.graph(graph, stream=self._aside, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._aside, capture_error_mode="thread_local"):
             made = self._function()
         return graph, made
 

@@ -11,6 +11,7 @@ from splitfg.recipes import (
     BackpropMethod,
     CoarseProbe,
     DirectRoute,
+    EveryNthRoute,
     FrozenMethod,
     LearnedFeedbackMethod,
     MethodRecipe,
@@ -55,6 +56,14 @@ _LEARNED = LearnedFeedbackMethod()
 METHODS: dict[str, tuple[str, MethodRecipe, float]] = {
     "backprop": ("Backprop", BackpropMethod(), 1.0),
     "learned": ("Learned feedback", _LEARNED, 1.0),
+    **{
+        f"learned-every{n}": (
+            f"Learned feedback, measured every {n} steps",
+            LearnedFeedbackMethod(EveryNthRoute(n)),
+            1.0,
+        )
+        for n in (2, 4, 8)
+    },
     "direct": ("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), 1.0),
     "direct-rho0.3": ("Learned feedback, direct route, rho = 0.3", LearnedFeedbackMethod(DirectRoute()), 0.3),
     "activity": ("Activity tangents, K = 8", ActivityMethod(K=8), 1.0),

@@ -17,6 +17,8 @@ from splitfg.recipes import (
     DeltaMapRule,
     DirectPathMethod,
     DirectRoute,
+    EveryNthFeedback,
+    EveryNthRoute,
     FeedbackRecipe,
     FrozenMethod,
     IdentityFeedback,
@@ -53,6 +55,7 @@ class Rung:
         waits: The critical path of the trunk's learning in block-times, for a trunk of n blocks: a forward pass
             through one block takes 1, its pull 2.
         eps: Adam's eps.
+        every: The step at which maps are measured: every n-th.
         seeds: Seeds of the runs with the 10% budget.
     """
 
@@ -61,11 +64,17 @@ class Rung:
     rhos: tuple[float, ...]
     waits: str
     eps: float = 1e-6
+    every: int = 1
     seeds: tuple[int, ...] = (0,)
 
 
 def _pull(feedback: FeedbackRecipe, pulls: int = 1) -> ParallelPullMethod:
     return ParallelPullMethod(feedback, pulls)
+
+
+def _seldom(n: int) -> Rung:
+    method = LearnedFeedbackMethod(EveryNthRoute(n))
+    return Rung(f"Learned feedback, measured every {n} steps", method, (0.3,), "3n; 4n if measured", every=n)
 
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
@@ -74,6 +83,9 @@ _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
 _ALIGNED = LearnedFeedbackMethod(DirectRoute(AlignedRule()))
 _DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
 _ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
+_ALONE_4 = LearnedFeedbackMethod(EveryNthRoute(4, RelayRoute(DeltaMapRule(1.0))), LayerProbe())
+_MAPS_4 = DirectPathMethod(EveryNthFeedback(4, MeanJacobianFeedback(0.25)))
+_SLOW_MAPS_4 = EveryNthFeedback(4, MeanJacobianFeedback(0.075))
 _FORWARD, _OWN, _TWO, _MAPS = "n", "n + 2", "n + 4", "2n"
 
 RUNGS: dict[str, Rung] = {
@@ -83,6 +95,9 @@ RUNGS: dict[str, Rung] = {
     "direct-eps": Rung("Direct path", DirectPathMethod(), (0.03,), _FORWARD),
     "maps": Rung(
         "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
+    ),
+    "maps-every4": Rung(
+        "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
     "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
@@ -95,12 +110,19 @@ RUNGS: dict[str, Rung] = {
     "pull-annealed": Rung("Maps with a falling rate, one pull", _pull(_FALLING), (0.1, 0.3), "2n + 2"),
     "pull2-annealed": Rung("Maps with a falling rate, two pulls", _pull(_FALLING, 2), (0.1, 0.3), "2n + 4"),
     "pull2-maps": Rung("Maps, two pulls", _pull(SLOW_MAPS, 2), (0.1, 0.3), "2n + 4", seeds=THREE),
+    "pull2-maps-every4": Rung(
+        "Maps, two pulls, a JVP every 4 steps", _pull(_SLOW_MAPS_4, 2), (0.1,), "n + 4; 2n + 4 if measured", every=4
+    ),
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
     "grape": Rung("GrAPE's aligned feedback, no anchors", _ALIGNED, (0.03, 0.1), _MAPS),
     "learned-direct": Rung("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), (0.03, 0.1), _MAPS),
     "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
+    **{f"learned-every{n}": _seldom(n) for n in (2, 4, 8)},
     "learned-layers": Rung("Learned feedback, layers measured alone", _ALONE, (0.3, 0.1), "3n"),
+    "learned-layers-every4": Rung(
+        "Learned feedback, layers measured alone, every 4 steps", _ALONE_4, (0.3,), "3n", every=4
+    ),
     "learned-delta": Rung("Learned feedback, delta rule", _DELTA, (0.3, 0.1), "4n"),
     "tuned": Rung("Backprop, tuned", BackpropMethod(), (0.3, 0.1), "3n", seeds=THREE),
 }

@@ -48,7 +48,7 @@ def _ladder(corpus: str) -> Table:
     for name, found in RUNGS.items():
         label = f"{found.title}, rho = {found.rhos[0]:g}"
         full = rung(name, budget="") if name in LONGER else None
-        rows.append(_row(label, rung(name), full, found.waits))
+        rows.append(_row(label, rung(name), full, found.waits, every=found.every))
     return Table(
         "language-ladder",
         "The ladder to backprop: GPT small8, from the frozen trunk to tuned backprop",
@@ -60,14 +60,15 @@ def _ladder(corpus: str) -> Table:
         " perplexity of the interpolated bigram on the same corpus, over backprop's by that of the last row. Costs are"
         " per step of the runs with the 10% budget; step times of separate processes, compiled and captured. The"
         " critical path counts what must wait for what, for n blocks on as many devices: a forward pass through a block"
-        f" takes 1, with a tangent 2, a pull 2. {corpus}",
+        " takes 1, with a tangent 2, a pull 2. JVPs are a mean over steps: some rows measure their maps at some steps"
+        f" only. {corpus}",
         collapse=True,
     )
 
 
-def _row(label: str, tenth: str, full: str | None, waits: str) -> Row:
+def _row(label: str, tenth: str, full: str | None, waits: str, *, every: int = 1) -> Row:
     cost = ("step_ms", "peak_memory_mib", "jvps_per_step", "block_backward", "trunk_backward")
-    decimals = (2, 0, 0, 0, 0)
+    decimals = (2, 0, 0 if every == 1 else 2, 0, 0)
     return Row(
         label,
         (

@@ -38,6 +38,7 @@ LADDER = {
     "pull4-maps": "Maps, four pulls",
     "learned": "Learned feedback, layer by layer",
     "learned-layers": "Learned feedback, layers measured alone",
+    "learned-every4": "Learned feedback, measured every 4 steps",
 }
 """Variants of the ladder to backprop."""
 LADDER_DEPTHS = (4, 16, 32)

@@ -68,6 +68,7 @@ _LADDER: dict[str, Callable[[], Estimator]] = {
     "pull4-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=4),
     "learned": LearnedFeedback,
     "learned-layers": lambda: LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
+    "learned-every4": lambda: LearnedFeedback(Relay(every=4)),
 }
 
 

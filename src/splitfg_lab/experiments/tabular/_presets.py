@@ -10,6 +10,7 @@ from splitfg.recipes import (
     AlignedRule,
     DeltaMapRule,
     DirectRoute,
+    EveryNthRoute,
     FixedRule,
     ForwardDFARule,
     LayerProbe,
@@ -64,6 +65,12 @@ FEEDBACK = {
 }
 """Feedback through learned maps, on the TabM-style trunk: as it is, and as a control variate."""
 
+SELDOM = {
+    f"learned_every{n}": Variant(f"Measured every {n} steps", LearnedFeedbackMethod(EveryNthRoute(n)))
+    for n in (2, 4, 8)
+}
+"""Learned feedback, measured at every n-th step."""
+
 PLAIN_FEEDBACK = {
     "mlp_learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"], PlainNetwork()),
     "mlp_learned_layers": Variant("Learned feedback, layers alone", _LAYERS_ALONE, PlainNetwork()),
@@ -85,7 +92,7 @@ REFERENCES = {
 
 def presets() -> tuple[Preset, ...]:
     """Return all presets, the paper's first."""
-    groups = (ACTIVITY, FEEDBACK, PLAIN, PLAIN_FEEDBACK, REFERENCES)
+    groups = (ACTIVITY, FEEDBACK, SELDOM, PLAIN, PLAIN_FEEDBACK, REFERENCES)
     beyond = [pair for group in groups for pair in group.items()]
     pairs = [(row, name, variant) for row in DATA for name, variant in PAPER.items() if name in row.paper]
     pairs += [(row, name, variant) for row in DATA for name, variant in beyond]

@@ -7,7 +7,15 @@ from typing import Literal
 
 from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.spec import Cell, Curves, Headline, Paired, Row, Table
-from splitfg_lab.experiments.tabular._presets import ACTIVITY, FEEDBACK, PAPER, PLAIN, PLAIN_FEEDBACK, REFERENCES
+from splitfg_lab.experiments.tabular._presets import (
+    ACTIVITY,
+    FEEDBACK,
+    PAPER,
+    PLAIN,
+    PLAIN_FEEDBACK,
+    REFERENCES,
+    SELDOM,
+)
 from splitfg_lab.experiments.tabular._sets import DATA, DataRow
 
 _NOTE = (
@@ -39,6 +47,7 @@ def tables() -> tuple[Table, ...]:
         ),
         _tests(),
         _feedback(),
+        _seldom(),
         _plain_feedback(),
         _references(),
         _activity(),
@@ -122,6 +131,27 @@ def _feedback() -> Table:
 def _feedback_row(row: DataRow, rivals: Iterable[str]) -> Row:
     cells = [_cell(row, name) if name in row.paper or name == "activity_fg" else None for name in rivals]
     return Row(row.label, (*_cells(row, FEEDBACK), *cells, _lead(row, "learned_feedback", "backprop")))
+
+
+def _seldom() -> Table:
+    every = FEEDBACK["learned_feedback"].title
+    return Table(
+        "tabular-feedback-seldom",
+        "Learned feedback, measured at every n-th step",
+        ("Backprop", every, *(variant.title for variant in SELDOM.values()), "Lead of every 4 over every step"),
+        tuple(
+            Row(
+                row.label,
+                (
+                    *_cells(row, ("backprop", "learned_feedback", *SELDOM)),
+                    _lead(row, "learned_every4", "learned_feedback"),
+                ),
+            )
+            for row in DATA
+        ),
+        note=f"Not in the paper. {_BOTH} A step without a measurement takes one forward pass. {_NOTE}",
+        collapse=True,
+    )
 
 
 def _plain_feedback() -> Table:
