@@ -86,6 +86,9 @@ class DirectPath:
 
     def __post_init__(self) -> None:
         found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
+        if isinstance(self.feedback, Feedback) and self.feedback.reads_stream:
+            words = "reads the stream's values, which DirectPath does not record"
+            found.append(f"{type(self.feedback).__name__} {words}: use MeanJacobian(), or ParallelPull")
         raise_if(found if self.path is None else found + kind_problems("path", self.path, ResidualPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:

@@ -23,6 +23,7 @@ from splitfg.sites import (
     Puller,
     Recorder,
     Recording,
+    block_inputs,
     block_points,
     find_blocks,
     pull_block,
@@ -111,11 +112,11 @@ class ParallelPull:
             if self._measures:
                 check_tangents(ForwardMode(), split, x)
             seen = self.recorder(split, x, block_points(path, self._moved(path)), generator)
-            found, complete = self._learned(path, seen, share)
+            feedback = self.feedback.seeing(self._stream(path, seen)).drawn(generator)
+            found, complete = self._learned(path, seen, share, feedback)
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
-            feedback = self.feedback.drawn(generator)
             pass_ = PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller)
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
@@ -161,13 +162,23 @@ class ParallelPull:
         bottom = path.writers[:1] if self.own_block else ()
         return (*bottom, *(block.name for block in path.blocks[:-1]))
 
-    def _learned(self, path: BlockPath, seen: Recording, share: Share) -> tuple[Params, Complete | None]:
+    def _stream(self, path: BlockPath, seen: Recording) -> Params:
+        """Return the stream's values where gradients are predicted, if the feedback reads them."""
+        if not self.feedback.reads_stream:
+            return {}
+        values = [mean_rows(path, given.x) for given in block_inputs(path, seen)]
+        names = [block.name for block in path.blocks[:-1]]
+        return dict(zip((*path.writers[:1], *names), values if path.writers else values[1:], strict=True))
+
+    def _learned(
+        self, path: BlockPath, seen: Recording, share: Share, feedback: Feedback
+    ) -> tuple[Params, Complete | None]:
         """Return the correlations that maps learn from, and how those of all rows change them."""
-        if not isinstance(self.feedback, LearnedMaps) or seen.response is None:
+        if not isinstance(feedback, LearnedMaps) or seen.response is None:
             return {}, None
         response = mean_rows(path, seen.response.reshape(top_shape(path, seen)))
         noise = {name: [mean_rows(path, e) for e in calls] for name, calls in seen.noise.items()}
-        found = self.feedback.correlate(noise, response)
+        found = feedback.correlate(noise, response)
         noises = sum(e.shape[-1] for calls in noise.values() for e in calls)
-        change = partial(self.feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
+        change = partial(feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
         return found, lambda split, total: total.updated(change(total.sums)).completed(split)

@@ -7,6 +7,7 @@ identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradie
 In any trunk of layers, a :class:`Route` carries u to every layer through maps that learn from measured responses.
 """
 
+from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
 from splitfg.feedback._measured import MeasuredMaps
@@ -33,6 +34,7 @@ __all__ = [
     "FixedMaps",
     "ForwardDFA",
     "ForwardDerivative",
+    "GatedMaps",
     "LayerDifference",
     "LearnedMaps",
     "MapRule",

@@ -31,6 +31,19 @@ class Feedback(ABC):
         """Return the feedback of one estimate; one that draws takes its random numbers from the generator."""
         return self
 
+    @property
+    def reads_stream(self) -> bool:
+        """Whether predictions depend on the stream's values, which :meth:`seeing` provides."""
+        return False
+
+    def seeing(self, points: Mapping[str, Tensor]) -> Feedback:  # noqa: ARG002
+        """Return the feedback of one estimate, given the stream's values.
+
+        Args:
+            points: Value at every point that a prediction is needed at, by writer, ``(..., d)`` with the rows of r.
+        """
+        return self
+
     @abstractmethod
     def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return the prediction at a writer.

@@ -108,6 +108,28 @@ class AnnealedMapsFeedback(FeedbackRecipe):
 
 
 @dataclass(frozen=True)
+class GatedMapsFeedback(FeedbackRecipe):
+    """Mean-Jacobian maps with a correction for every cluster of the stream's value; for the parallel pull.
+
+    Attributes:
+        rate: Step size of the maps' updates, in (0, 1].
+        clusters: Number of clusters.
+    """
+
+    rate: float = 0.15
+    clusters: int = 16
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "rate") + below(2, self, "clusters"))
+
+    def build(self) -> Feedback:
+        """Return :class:`~splitfg.feedback.GatedMaps`."""
+        from splitfg.feedback import GatedMaps
+
+        return GatedMaps(self.rate, clusters=self.clusters)
+
+
+@dataclass(frozen=True)
 class EveryNthFeedback(FeedbackRecipe):
     """Learned maps that take their JVP at every n-th step only.
 

@@ -21,6 +21,7 @@ from splitfg.recipes import (
     EveryNthRoute,
     FeedbackRecipe,
     FrozenMethod,
+    GatedMapsFeedback,
     IdentityFeedback,
     LayerProbe,
     LearnedFeedbackMethod,
@@ -79,6 +80,7 @@ def _seldom(n: int) -> Rung:
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
+_OWN_GATED = ParallelPullMethod(GatedMapsFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
 _ALIGNED = LearnedFeedbackMethod(DirectRoute(AlignedRule()))
 _DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
@@ -101,11 +103,13 @@ RUNGS: dict[str, Rung] = {
     ),
     "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
+    "own-gated": Rung("Maps gated by cluster, reverse mode inside own block", _OWN_GATED, (0.03,), "2n + 2"),
     "pull-random": Rung("Random maps, one pull", _pull(RandomFeedback()), (0.1,), _OWN),
     "pull-identity": Rung("r unchanged, one pull", _pull(IdentityFeedback()), (0.3, 0.1), _OWN),
     "pull2-identity": Rung("r unchanged, two pulls", _pull(IdentityFeedback(), 2), (0.3, 0.1), _TWO),
     "pull3-identity": Rung("r unchanged, three pulls", _pull(IdentityFeedback(), 3), (0.3,), "n + 6"),
     "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
+    "pull-gated": Rung("Maps gated by cluster, one pull", _pull(GatedMapsFeedback(0.09)), (0.1,), "2n + 2"),
     "pull-fastmaps": Rung("Faster maps, one pull", _pull(MeanJacobianFeedback(0.135)), (0.1, 0.06), "2n + 2"),
     "pull-annealed": Rung("Maps with a falling rate, one pull", _pull(_FALLING), (0.1, 0.3), "2n + 2"),
     "pull2-annealed": Rung("Maps with a falling rate, two pulls", _pull(_FALLING, 2), (0.1, 0.3), "2n + 4"),

@@ -1,0 +1,178 @@
+"""Learned maps that depend on the cluster of the stream's value."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from splitfg.errors import SplitError, raise_if
+from splitfg.feedback._maps import LearnedMaps
+from splitfg.numerics import widened
+from splitfg.types import Params
+
+_PACE = 0.05
+"""How far a measurement moves the centres of clusters."""
+
+
+class GatedMaps(LearnedMaps):
+    """A mean Jacobian for every cluster of the stream's value: δ_i = r (J_i + G_{i,c(x_i)})ᵀ.
+
+    The Jacobian from a point of the stream to its top depends on the value there. With C clusters of
+    x̂ = x / rms(x), found by k-means as training goes on, c(x) = argmin_c |x̂ - m_c|², and unit noise e_i at all points,
+    the delta rule of :class:`MeanJacobian` learns a shared map and one correction for every cluster,
+
+        J_i     ← J_i     + rate / (n + 2 D) Σ over rows          of e_iᵀ rest,
+        G_{i,c} ← G_{i,c} + rate / (n + 2 D) Σ over rows in c     of e_iᵀ rest,
+        rest = dx - Σ_j e_j (J_j + G_{j,c_j}),    n rows, D noises a row.
+
+    A correction sees the rows of its cluster only, so it follows C times more slowly. The first measurement places
+    the centres at random around the mean of x̂. Biased by what varies inside a cluster.
+
+    Takes the stream's values from :class:`~splitfg.ParallelPull`.
+
+    Args:
+        rate: How far a step moves the maps.
+        clusters: C.
+        seed: Of the first centres.
+        every: Measure at every n-th step only.
+
+    Example:
+        >>> import torch
+        >>> import splitfg
+        >>> from splitfg.feedback import GatedMaps
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> pull = splitfg.ParallelPull(feedback=GatedMaps(clusters=2))
+        >>> estimate = pull(split, x, y, generator=torch.Generator().manual_seed(0))
+        >>> pull.update_state(split, estimate)
+    """
+
+    def __init__(self, rate: float = 0.15, *, clusters: int = 16, seed: int = 0, every: int = 1) -> None:
+        found = [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]
+        found += [] if clusters >= 2 else [f"clusters must be at least 2, got {clusters}: use MeanJacobian()"]
+        raise_if(found)
+        self.rate, self.clusters, self.seed, self.every = rate, clusters, seed, every
+        self._maps: Params = {}
+        self._points: Mapping[str, Tensor] = {}
+
+    @property
+    def reads_stream(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    def seeing(self, points: Mapping[str, Tensor]) -> GatedMaps:
+        """Return these maps, gated by the stream's values."""
+        seen = copy.copy(self)  # shares the maps
+        seen._points = points
+        return seen
+
+    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
+        """Return r (J + G_c)ᵀ, row by row."""
+        f, top = features or r.shape[-1], r.shape[-1]
+        if writer not in self._maps:
+            return r if f == top else r.new_zeros(*r.shape[:-1], f)
+        rows = r.flatten(0, -2)
+        shared, gates = self._held(writer, r).to(r.dtype), self._held(f"{writer}/gates", r).to(r.dtype)
+        own = _spread(self._gate(writer, r), rows) @ gates.mT.flatten(0, 1)
+        return (rows @ shared.T + own).reshape(*r.shape[:-1], f)
+
+    def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
+        """Return the correlations of noise and rest for shared maps and gates, and sums of x̂ by cluster."""
+        rest = widened(response).flatten(0, -2)
+        spread: Params = {}
+        for name, calls in noise.items():
+            raise_if([] if len(calls) == 1 else [f"{name} is called {len(calls)} times: use MeanJacobian()"])
+            e = widened(calls[0]).flatten(0, -2)
+            spread[name] = torch.cat([e, _spread(self._gate(name, e), e)], dim=-1)
+            if name in self._maps:
+                both = torch.cat([self._held(name, e), self._held(f"{name}/gates", e).flatten(0, 1)])
+                rest = rest - spread[name] @ both
+            elif e.shape[-1] == rest.shape[-1]:
+                rest = rest - e
+        found = Params()
+        for name, e in spread.items():
+            found |= _parts(name, e.T @ rest, self.clusters) | self._clustered(name, e)
+        return found
+
+    def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
+        """Scale the correlations by rate / (n + 2 D), and move the centres."""
+        scale = self.rate / (rows + 2 * noises)
+        moved = Params()
+        for name in [name for name in correlations if "/" not in name]:
+            moved[name] = scale * correlations[name]
+            moved[f"{name}/gates"] = scale * correlations[f"{name}/gates"]
+            moved[f"{name}/centres"] = self._moved_centres(name, correlations, rows)
+        return moved
+
+    def apply(self, change: Mapping[str, Tensor]) -> None:
+        """Add a change in place: captured steps replay on the same memory."""
+        for name, step in change.items():
+            if name in self._maps:
+                self._held(name, step).add_(step)
+            elif "/" not in name and step.shape[0] == step.shape[1]:
+                self._maps[name] = torch.eye(len(step), dtype=step.dtype, device=step.device) + step
+            else:
+                self._maps[name] = step.clone()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return maps, gates and centres, and the number of steps if only some are measured."""
+        return {**self._maps, **self._step_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore from :meth:`state_dict`."""
+        self._maps = {name: m.clone() for name, m in self._take_steps(state).items()}
+
+    def _held(self, name: str, like: Tensor) -> Tensor:
+        if self._maps[name].device != like.device:  # a checkpoint is read to the CPU
+            self._maps[name] = self._maps[name].to(like.device)
+        return self._maps[name]
+
+    def _values(self, name: str) -> Tensor:
+        """Return x̂ at a point, ``(n, d)``."""
+        if name not in self._points:
+            raise SplitError([f"GatedMaps need the stream's value at {name}: use them with ParallelPull"])
+        x = widened(self._points[name]).flatten(0, -2)
+        return x * x.square().mean(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).rsqrt()
+
+    def _gate(self, name: str, like: Tensor) -> Tensor:
+        """Return one-hot clusters ``(n, C)``; zeros before there are centres."""
+        x = self._values(name)
+        if f"{name}/centres" not in self._maps:
+            return x.new_zeros(len(x), self.clusters).to(like.dtype)
+        centres = self._held(f"{name}/centres", x)
+        nearest = (x @ centres.T - centres.square().sum(-1) / 2).argmax(-1, keepdim=True)
+        return torch.zeros(len(x), self.clusters, dtype=like.dtype, device=x.device).scatter_(1, nearest, 1.0)
+
+    def _clustered(self, name: str, like: Tensor) -> Params:
+        """Return sums over rows: of x̂ and counts by cluster, or of x̂ and x̂² before there are centres."""
+        x = self._values(name)
+        if f"{name}/centres" not in self._maps:
+            return {f"{name}/sums": x.sum(0), f"{name}/squares": x.square().sum(0)}
+        gate = self._gate(name, like)
+        return {f"{name}/sums": gate.T @ x, f"{name}/counts": gate.sum(0)}
+
+    def _moved_centres(self, name: str, found: Params, rows: int) -> Tensor:
+        """Return the change of the centres: the first ones, or a step of k-means."""
+        sums = found[f"{name}/sums"]
+        if f"{name}/counts" not in found:
+            mean = sums / rows
+            spread = (found[f"{name}/squares"] / rows - mean.square()).clamp_min(0).sqrt()
+            generator = torch.Generator().manual_seed(self.seed + zlib.crc32(name.encode()))
+            return mean + spread * torch.randn(self.clusters, len(mean), generator=generator).to(mean)
+        counts = found[f"{name}/counts"][:, None]
+        return _PACE * (sums - counts * self._held(f"{name}/centres", sums)) / (counts + rows / self.clusters)
+
+
+def _spread(gate: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows in the columns of their cluster, ``(n, C d)``, and zeros in the others."""
+    return (gate[:, :, None] * rows[:, None, :]).flatten(1)
+
+
+def _parts(name: str, found: Tensor, clusters: int) -> Params:
+    """Divide correlations ``((1 + C) f, top)`` into those of the shared map and of the gates ``(C, f, top)``."""
+    features = len(found) // (1 + clusters)
+    return {name: found[:features], f"{name}/gates": found[features:].unflatten(0, (clusters, features))}
