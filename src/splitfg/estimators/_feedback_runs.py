@@ -58,9 +58,10 @@ class EagerRun:
 class CompiledFeedback:
     """Runs the steps of learned feedback in compiled code.
 
-    Pass, sweep and measurement are traced to their operators together, once for every shape of inputs, and once more for
-    steps without a measurement; parameters, buffers, inputs, maps and noise are arguments of the compiled functions. Steps that several processes share, trunks
-    that change state or draw random numbers, and trunks that cannot be traced run in eager code.
+    Pass, sweep and measurement are traced to their operators together, once for every shape of inputs, and apart from
+    them steps without a measurement; parameters, buffers, inputs, maps and noise are arguments of the compiled
+    functions. Steps that several processes share, trunks that change state or draw random numbers, and trunks that
+    cannot be traced run in eager code.
 
     Args:
         compile_: Compiles a function.
