@@ -28,6 +28,7 @@ def run_smoke(name, monkeypatch, capsys, *arguments):
         ("own_estimator", ("keeps the contract", "loss")),
         ("own_loop", ("activity tangents, K = 8", "backprop")),
         ("own_model", ("cut at the classifier", "cut after the embedding")),
+        ("stages", ("eight pulls", "two pulls: loss")),
         ("tables", ("activity tangents, K = 8", "gradient boosting")),
     ],
 )

@@ -6,6 +6,7 @@ from splitfg.distributed._ranks import Ranks, connect
 from splitfg.distributed._replicas import check_replicas
 from splitfg.distributed._scores import ScoreLog, gradient_from_scores, replay
 from splitfg.distributed._sharded_head import ShardedHead
+from splitfg.distributed._staged_pull import StagedPull
 from splitfg.errors import LostRankError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Ranks",
     "ScoreLog",
     "ShardedHead",
+    "StagedPull",
     "check_replicas",
     "connect",
     "gradient_from_scores",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from splitfg.errors import LostRankError, SplitError, raise_if
 from splitfg.splitting.checks import has_rows
 from splitfg.types import Inputs, Target
+
+T = TypeVar("T")
 
 ROWS: Final = "rows"
 TANGENTS: Final = "tangents"
@@ -72,19 +74,19 @@ class Ranks:
     def sum_(self, values: Tensor) -> Tensor:
         """Replace a tensor by its sum over all processes."""
         for group in self._groups:
-            _call(partial(dist.all_reduce, values, group=group), "an all-reduce")
+            answered(partial(dist.all_reduce, values, group=group), "an all-reduce")
         return values
 
     def mean_rows_(self, values: Tensor) -> Tensor:
         """Replace a tensor by its mean over the processes with different rows."""
-        _call(lambda: dist.all_reduce(values, group=self._row_group), "an all-reduce")
+        answered(lambda: dist.all_reduce(values, group=self._row_group), "an all-reduce")
         return values.div_(self.row_parts)
 
     def gather(self, values: Tensor) -> Tensor:
         """Stack a tensor of equal shape from the processes with different rows."""
         own = values.to(self.device).contiguous()  # gloo gathers tensors of the host alone
         found = [torch.empty_like(own) for _ in range(self.row_parts)]
-        _call(lambda: dist.all_gather(found, own, group=self._row_group), "an all-gather")
+        answered(lambda: dist.all_gather(found, own, group=self._row_group), "an all-gather")
         return torch.stack(found).to(values.device)
 
     def gather_rows(self, values: Tensor, rows: Sequence[int]) -> Tensor:
@@ -162,7 +164,7 @@ def connect(
     if not dist.is_initialized():
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         backend = "nccl" if kind == "cuda" else "gloo"
-        _call(lambda: _meet(backend, arrival, timeout), f"the rendezvous at {where}")
+        answered(lambda: _meet(backend, arrival, timeout), f"the rendezvous at {where}")
     size = dist.get_world_size()
     raise_if(
         []
@@ -217,13 +219,18 @@ def _mesh_problems(mesh: object) -> list[str]:
 
 def _gathered(values: Tensor, size: int) -> list[Tensor]:
     found = [torch.empty_like(values) for _ in range(size)]
-    _call(lambda: dist.all_gather(found, values), "an all-gather")
+    answered(lambda: dist.all_gather(found, values), "an all-gather")
     return found
 
 
-def _call(operation: Callable[[], Any], what: str) -> None:
+def answered(operation: Callable[[], T], what: str) -> T:
+    """Call an operation of a process group, and return its result.
+
+    Raises:
+        LostRankError: If it fails, because another process is gone.
+    """
     try:
-        operation()
+        return operation()
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise LostRankError(

@@ -1,6 +1,7 @@
 """Estimators: ``estimator(split, x, y, generator=...) -> Estimate``, one method per file."""
 
 from splitfg.estimators._combine import Combination, Mean, Projection
+from splitfg.estimators._pull_pass import predicted_gradient, stream_rows
 from splitfg.estimators.activity_fg import ActivityFG
 from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
 from splitfg.estimators.direct_path import DirectPath
@@ -47,4 +48,6 @@ __all__ = [
     "SplitFG",
     "Stateful",
     "compiled",
+    "predicted_gradient",
+    "stream_rows",
 ]

@@ -45,7 +45,7 @@ class PullPass:
         self._pulls, self._own_block, self._feedback, self._puller = pulls, own_block, feedback, puller
         self._found: Params = {}
         self._r = self._through_top(u)
-        self._rows = _summed_rows(path, self._r)
+        self._rows = stream_rows(path, self._r)
         self.reverse_passes = 0
 
     def grads(self) -> Params:
@@ -97,17 +97,7 @@ class PullPass:
             self._found = added(self._found, own)
 
     def _predicted(self, name: str, x: Tensor) -> Tensor:
-        """Predict the gradient at the output of a module, which x is."""
-        path, rows = self._path, self._rows
-        features = x.shape[1] if path.pooled else path.features_last(x).shape[-1]
-        found = self._feedback.at(name, rows, features) if features != rows.shape[-1] else self._feedback.at(name, rows)
-        if not path.pooled:
-            predicted = path.features_back(found)
-            if predicted.shape != x.shape:
-                words = f"{name} gives {tuple(x.shape)} and the top of the trunk {tuple(predicted.shape)}"
-                raise SplitError([f"{words}, so that no gradient can be predicted there: name blocks with path=..."])
-            return predicted
-        return (found / x[0, 0].numel()).reshape(*found.shape, *[1] * (x.ndim - 2)).expand(x.shape)
+        return predicted_gradient(self._path, self._feedback, name, self._rows, x)
 
     def _through_top(self, u: Tensor) -> Tensor:
         top = self._path.top
@@ -118,8 +108,49 @@ class PullPass:
         return r
 
 
-def _summed_rows(path: BlockPath, r: Tensor) -> Tensor:
-    """Return r as rows of features; of pooled paths, the sum over the pixels of an image."""
+def predicted_gradient(path: BlockPath, feedback: Feedback, name: str, rows: Tensor, x: Tensor) -> Tensor:
+    """Predict dL/dx at a point of a stream.
+
+    Args:
+        path: The path of the stream.
+        feedback: Predicts from r.
+        name: The module whose output x is.
+        rows: r, from :func:`stream_rows`.
+        x: The stream at that point.
+
+    Raises:
+        SplitError: If the prediction has another shape than x.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import BlockPath, PathBlock
+        >>> from splitfg.estimators import predicted_gradient, stream_rows
+        >>> from splitfg.feedback import RandomMaps
+        >>> path, r = BlockPath((PathBlock(("0",)), PathBlock(("1",)))), torch.ones(2, 3)
+        >>> predicted_gradient(path, RandomMaps(), "0", stream_rows(path, r), torch.ones(2, 5)).shape
+        torch.Size([2, 5])
+    """
+    features = x.shape[1] if path.pooled else path.features_last(x).shape[-1]
+    found = feedback.at(name, rows, features) if features != rows.shape[-1] else feedback.at(name, rows)
+    if not path.pooled:
+        predicted = path.features_back(found)
+        if predicted.shape != x.shape:
+            words = f"{name} gives {tuple(x.shape)} and the top of the trunk {tuple(predicted.shape)}"
+            raise SplitError([f"{words}, so that no gradient can be predicted there: name blocks with path=..."])
+        return predicted
+    return (found / x[0, 0].numel()).reshape(*found.shape, *[1] * (x.ndim - 2)).expand(x.shape)
+
+
+def stream_rows(path: BlockPath, r: Tensor) -> Tensor:
+    """Return r as rows of features, from which feedback predicts; of pooled paths, the sum over the pixels of an image.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import BlockPath, PathBlock
+        >>> from splitfg.estimators import stream_rows
+        >>> stream_rows(BlockPath((PathBlock(("0",)),), pooled=True), torch.ones(2, 3, 4, 4)).shape
+        torch.Size([2, 3])
+    """
     return r.flatten(2).sum(-1) if path.pooled else path.features_last(r)
 
 

@@ -104,7 +104,7 @@ class ParallelPull:
     ) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         check_batch(split, x, y, generator, tangents=False)
-        path = self._path(split)
+        path = self.blocks_of(split)
         validate_blocks(split, path, x)
         if isinstance(self.feedback, LearnedMaps) and generator is None:
             raise SplitError(["learned maps draw noise: pass generator=torch.Generator().manual_seed(0)"])
@@ -146,7 +146,12 @@ class ParallelPull:
         """Whether the present step measures a response for the maps."""
         return isinstance(self.feedback, LearnedMaps) and self.feedback.due
 
-    def _path(self, split: Split) -> BlockPath:
+    def blocks_of(self, split: Split) -> BlockPath:
+        """Return the blocks that are pulled.
+
+        Raises:
+            SplitError: If the trunk declares none, or cannot be differentiated.
+        """
         if isinstance(split.trunk, ForwardOnlyTrunk):
             words = f"reverse mode cannot see into a {type(split.trunk).__name__}"
             raise SplitError([f"{words}: use SplitFG(engine=CentralDifference())"])

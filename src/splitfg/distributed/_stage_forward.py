@@ -1,0 +1,133 @@
+"""The forward pass of one stage: its blocks, on micro-batches that pass through all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.distributed._kept_blocks import KeptBlock, keep_block
+from splitfg.distributed._stage_messages import StageMessages
+from splitfg.errors import SplitError
+from splitfg.sites import BlockInput, BlockPath, Further, run_block, tapped
+from splitfg.splitting import Split
+from splitfg.types import Inputs
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage knows after the forward pass.
+
+    Attributes:
+        trunk: Owner of the blocks.
+        path: All blocks of the trunk.
+        first: Number of the stage's first block.
+        inputs: Inputs of the stage's blocks, for all rows.
+        output: The stream after the last of them.
+        bottom: Inputs of the path's writers, in the first stage.
+        kept: Graphs of every block, one for each micro-batch; empty if pulls compute them again.
+    """
+
+    trunk: nn.Module
+    path: BlockPath
+    first: int
+    inputs: Sequence[BlockInput]
+    output: Tensor
+    bottom: Sequence[tuple[str, Tensor]] = ()
+    kept: Sequence[Sequence[KeptBlock]] = ()
+
+    def from_top(self, j: int) -> int:
+        """Return the number of blocks from the stage's block j to the top, itself included."""
+        return len(self.path.blocks) - self.first - j
+
+    def reaches_down(self, j: int) -> bool:
+        """Return whether anything trained lies below the stage's block j."""
+        return self.first + j > 0 or bool(self.path.writers)
+
+    def written(self, j: int) -> Tensor:
+        """Return the stream at the output of the stage's block j."""
+        return self.inputs[j + 1].x if j + 1 < len(self.inputs) else self.output
+
+
+def forward(
+    split: Split,
+    path: BlockPath,
+    own: range,
+    further: Mapping[int, Further],
+    messages: StageMessages,
+    parts: Sequence[Inputs],
+    *,
+    keep: bool,
+) -> Stage:
+    """Run a stage's blocks on all micro-batches, and send their outputs to the next stage.
+
+    Args:
+        split: The network.
+        path: All its blocks.
+        own: The numbers of this stage's blocks.
+        further: Their constant arguments.
+        messages: Messages between the stages.
+        parts: The inputs of every micro-batch; the first stage reads them.
+        keep: Keep the graph of every block for its pulls.
+    """
+    bottom: list[tuple[str, Tensor]] = []
+    streams: list[list[Tensor]] = []
+    kept: list[list[KeptBlock]] = []
+    device = next(split.model.parameters()).device
+    for x in parts:
+        if own[0] == 0:
+            stream, writers = _start(split, path, x)
+            bottom += writers
+        else:
+            stream = messages.receive_from_below(device)
+        streams.append([stream])
+        graphs: list[KeptBlock] = []
+        for i in own:
+            given = BlockInput(path.blocks[i], stream, further[i])
+            if keep:
+                graphs.append(keep_block(split.trunk, given, to_input=i > 0 or bool(path.writers)))
+            out = graphs[-1].y.detach() if keep else run_block(split.trunk, given.block, {}, stream, given.further)
+            stream = stream + out if path.residual else out
+            streams[-1].append(stream)
+        kept.append(graphs)
+        if own[-1] + 1 < len(path.blocks):
+            messages.send_up(stream)
+    messages.flush()
+    *inputs, output = [torch.cat(pieces) for pieces in zip(*streams, strict=True)]
+    blocks = [BlockInput(path.blocks[i], a, further[i]) for i, a in zip(own, inputs, strict=True)]
+    return Stage(split.trunk, path, own[0], blocks, output, _joined(bottom), list(zip(*kept, strict=True)))
+
+
+class _Reached(Exception):  # noqa: N818
+    """Ends a forward pass at the first block."""
+
+    def __init__(self, stream: Tensor) -> None:
+        self.stream = stream
+
+
+def _start(split: Split, path: BlockPath, x: Inputs) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+    """Run a trunk up to its first block; returns that block's input, and the inputs of the writers before it."""
+    reads: list[tuple[str, Tensor]] = []
+    first = path.blocks[0].modules[0]
+
+    def stop(name: str, a: Tensor) -> None:
+        if name == first:
+            raise _Reached(a)
+
+    def read(name: str, a: Tensor, _z: Tensor) -> None:
+        reads.append((name, a))
+
+    try:
+        with tapped(split.trunk, dict.fromkeys((*path.writers, first)), read, before=stop):
+            split.trunk_function(x)({})
+    except _Reached as reached:
+        return reached.stream, reads
+    raise SplitError([f"the trunk does not call {first}"])
+
+
+def _joined(reads: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Join the rows of every writer's input over micro-batches."""
+    names = dict.fromkeys(name for name, _ in reads)
+    return [(name, torch.cat([a for n, a in reads if n == name])) for name in names]

@@ -1,0 +1,258 @@
+"""A trunk whose blocks lie on different processes, pulled without a backward pass through the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from splitfg.distributed._ranks import Ranks
+from splitfg.distributed._reduce import failed
+from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
+from splitfg.distributed._stage_forward import Stage, forward
+from splitfg.distributed._stage_messages import StageMessages
+from splitfg.distributed._stage_problems import argument_problems, cut_problems, setting_problems
+from splitfg.distributed._stage_pulls import StagePulls
+from splitfg.errors import raise_if
+from splitfg.estimators import ParallelPull
+from splitfg.numerics import added, norm
+from splitfg.sites import (
+    BlockPath,
+    Further,
+    block_inputs,
+    block_points,
+    pull_back,
+    record,
+    under,
+    validate_blocks,
+)
+from splitfg.splitting import Role, Split
+from splitfg.splitting.checks import check_batch, check_h, check_loss, has_rows
+from splitfg.types import Estimate, HeadGradient, Inputs, Params, Stats, Target
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """Arguments of a stage's blocks after the first, such as a mask, and the shape of h without its rows."""
+
+    further: Mapping[int, Further]
+    h_shape: torch.Size
+
+
+class StagedPull:
+    """A :class:`~splitfg.ParallelPull` whose blocks are divided between processes: stages of a pipeline.
+
+    Every process calls it with the same rows. Micro-batches pass upwards through the stages; the last one computes the
+    head and r = dL/dx_L, and broadcasts r. Then all stages pull their blocks at the same time: none waits for another
+    one's reverse pass, as stages of a pipeline with backpropagation do. Further pulls, and layers that write to a
+    residual stream, take one exchange of shares each, of the size of r. The estimate equals that of
+    :class:`~splitfg.ParallelPull` in one process, up to rounding; with as many pulls as blocks, backpropagation.
+
+    With S stages of n blocks each, M micro-batches, a block's forward pass on one of them as the unit of time, and
+    reverse passes of two units, the longest way through a step with one pull is
+
+        (M + S - 1) n + 2 M n    here (3 M n with ``recompute``),
+        (M + S - 1) 3 n          with the schedules of GPipe and 1F1B.
+
+    ``grads`` of the estimate holds the parameters of this process's stage, :meth:`owned`, so that an optimizer steps
+    these alone. Parameters that trunk and head share get their whole gradient in every process. The processes begin
+    with equal parameters; those of other stages grow old until :meth:`collect` brings them. Use ``max_norm=None`` in a
+    learner: a norm over one stage differs between processes. ``stats.norms`` are those of the whole gradient.
+
+    Args:
+        pull: The estimator, with feedback that learns nothing: ``UnchangedFeedback`` or ``RandomMaps``.
+        ranks: The processes; by default all, one stage each.
+        micro_batches: Parts of the batch that pass through the stages one after the other.
+        cuts: The number of the first block of every stage but the first; by default all have as many, as far as
+            possible.
+        recompute: Compute the inside of a block again when it is pulled, with the puller of ``pull``: memory is that of
+            the stream and one block. By default every stage keeps its activations, as pipelines do.
+
+    Raises:
+        SplitError: If the mesh has other processes than stages, a setting is out of range, or the feedback draws or
+            learns. On the first call, if there are fewer blocks than stages, or the path does not fit the trunk.
+
+    Example:
+        >>> import torch, torch.distributed as dist
+        >>> from torch import nn
+        >>> import splitfg
+        >>> from splitfg.distributed import StagedPull
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # or connect()
+        >>> network = splitfg.split(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3)))
+        >>> x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        >>> staged = StagedPull(splitfg.ParallelPull(pulls=2), micro_batches=4)
+        >>> estimate = staged(network, x, y, generator=torch.Generator())
+        >>> estimate.stats.block_backward, sorted(staged.owned(network))[:2]
+        (2, ['0.bias', '0.weight'])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        pull: ParallelPull,
+        ranks: Ranks | None = None,
+        *,
+        micro_batches: int = 1,
+        cuts: Sequence[int] | None = None,
+        recompute: bool = False,
+    ) -> None:
+        self.pull, self.ranks = pull, Ranks() if ranks is None else ranks
+        self.micro_batches, self.cuts = micro_batches, None if cuts is None else tuple(cuts)
+        self.recompute = recompute
+        raise_if(setting_problems(pull, self.ranks, micro_batches))
+        self._messages = StageMessages(self.ranks)
+        self._constants: dict[Hashable, _Constant] = {}
+
+    def __repr__(self) -> str:
+        return f"StagedPull({self.pull!r}, micro_batches={self.micro_batches}, cuts={self.cuts})"
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this process holds the top of the trunk and the head."""
+        return self.ranks.rank == self.ranks.size - 1
+
+    def blocks(self, path: BlockPath, stage: int | None = None) -> range:
+        """Return the numbers of a stage's blocks; by default of this process's."""
+        stage, count = self.ranks.rank if stage is None else stage, len(path.blocks)
+        even = tuple(count * s // self.ranks.size for s in range(1, self.ranks.size))
+        bounds = (0, *(even if self.cuts is None else self.cuts), count)
+        raise_if(cut_problems(bounds, self.ranks.size))
+        return range(bounds[stage], bounds[stage + 1])
+
+    def owned(self, split: Split, stage: int | None = None) -> tuple[str, ...]:
+        """Return the names of the trained parameters of a stage; shared ones belong to the last."""
+        path, stage = self.pull.blocks_of(split), self.ranks.rank if stage is None else stage
+        names = [name for i in self.blocks(path, stage) for name in path.blocks[i].modules]
+        names += path.writers if stage == 0 else ()
+        last = stage == self.ranks.size - 1
+        names += [path.top] if last and path.top is not None else []
+        inside = {id(p) for name in names for p in split.trunk.get_submodule(name).parameters()}
+        inside |= {id(split.trunk.get_parameter(name)) for name in path.added} if stage == 0 else set()
+        head = split.head_params()
+        return tuple(
+            name
+            for name, p in split.model.named_parameters()
+            if name in split.trained_params() and (last if name in head else id(p) in inside)
+        )
+
+    @torch.no_grad()
+    def collect(self, split: Split) -> None:
+        """Copy every stage's parameters to all processes, to evaluate or save the model."""
+        params = dict(split.model.named_parameters())
+        for stage in range(self.ranks.size):
+            for name in self.owned(split, stage):
+                params[name].copy_(self._messages.broadcast(params[name], stage))
+
+    def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
+        """Estimate the gradient of this stage's parameters; see :class:`~splitfg.estimators.Estimator`."""
+        check_batch(split, x, y, generator, tangents=False)
+        path = self.pull.blocks_of(split)
+        if not self._constants:
+            self._compare(split, generator)
+        constant = self._constant(split, path, x)
+        with torch.no_grad():
+            parts = _parts(x, len(y), self.micro_batches)
+            stage = forward(
+                split, path, self.blocks(path), constant.further, self._messages, parts, keep=not self.recompute
+            )
+            exact, top, r = self._head(split, stage, y, constant.h_shape)
+            pulls = StagePulls(stage, self.pull, self._messages, r, grads=top)
+            pulls.run()
+            trunk = split.named_trunk_grads(pulls.grads)
+            return self._estimate(split, path, exact, trunk, pulls.reverse_passes)
+
+    def _compare(self, split: Split, generator: torch.Generator | None) -> None:
+        params: Params = dict(split.model.named_parameters())
+        check_facts(self.ranks, {"estimator": repr(self)} | common_facts(params, generator))
+        check_replicas(self.ranks, params)
+
+    def _constant(self, split: Split, path: BlockPath, x: Inputs) -> _Constant:
+        """Return what does not depend on the rows of x; runs the whole trunk on the first inputs of a shape."""
+        key = tuple(t.shape[1:] for t in pytree.tree_leaves(x) if isinstance(t, Tensor))
+        if key not in self._constants:
+            own = self.blocks(path)
+            validate_blocks(split, path, x)
+            with torch.no_grad():
+                seen, other = (record(split, part, block_points(path), None) for part in (x, _turned(x)))
+            given = block_inputs(path, seen)
+            raise_if(argument_problems(given, block_inputs(path, other)))
+            self._constants[key] = _Constant({i: given[i].further for i in own}, seen.h.shape[1:])
+        return self._constants[key]
+
+    def _head(self, split: Split, stage: Stage, y: Target, h_shape: torch.Size) -> tuple[HeadGradient, Params, Tensor]:
+        """Compute head and top in the last stage; returns the head, the top's gradients, and r in all stages."""
+        exact, error, device = HeadGradient(torch.zeros(()), torch.zeros(()), {}), None, stage.output.device
+        r, top = None, Params()
+        if self.is_last:
+            try:
+                exact, top, r = self._exact(split, stage, y, h_shape)
+            except Exception as problem:
+                error = problem
+        facts = torch.stack([exact.loss.double(), exact.u.double().norm(), torch.tensor(float(error is not None))])
+        facts = self._messages.broadcast(facts.to(device), self.ranks.size - 1)
+        if facts[2] > 0:
+            raise failed(self.ranks, error)
+        r = self._messages.broadcast_from_top(r, device)
+        loss, u = facts[0].to(r.dtype), facts[1].to(r.dtype)
+        return HeadGradient(loss, u, exact.grads), top, r
+
+    def _exact(self, split: Split, stage: Stage, y: Target, h_shape: torch.Size) -> tuple[HeadGradient, Params, Tensor]:
+        path, x = stage.path, stage.output
+        module = None if path.top is None else split.trunk.get_submodule(path.top)
+        h = (x if module is None else module(x)).reshape(len(x), *h_shape)
+        check_h(split, h, y)
+        exact = split.head(h, y)
+        check_loss(exact.loss)
+        if module is None:
+            return exact, {}, exact.u.reshape(x.shape)
+        assert path.top is not None
+        r, own = pull_back(module, x, exact.u)
+        return exact, under(path.top, own), r
+
+    def _estimate(
+        self, split: Split, path: BlockPath, exact: HeadGradient, trunk: Params, reverse_passes: int
+    ) -> Estimate:
+        own = added(split.named_head_grads(exact.grads), trunk)
+        shared = self._shared(split, own)
+        apart = {name: g for name, g in own.items() if name not in shared}
+        sums = self.ranks.sum_(torch.stack([*_squares(split, apart), torch.tensor(float(reverse_passes))]).to(exact.u))
+        squares = zip(sums[:2], _squares(split, shared), strict=True)
+        trunk_norm, head_norm = ((each + all_.to(each)).sqrt() for each, all_ in squares)
+        norms = {"u": exact.u, "trunk": trunk_norm, "head": head_norm}
+        biased = self.pull.pulls < len(path.blocks)
+        stats = Stats(block_backward=round(float(sums[2])), biased=biased, norms=norms)
+        return Estimate(exact.loss, apart | shared, stats)
+
+    def _shared(self, split: Split, grads: Params) -> Params:
+        """Sum the gradients of parameters that trunk and head share over all processes, each of which has a copy."""
+        names = sorted(name for name, role in split.roles.items() if role is Role.TIED)
+        params = dict(split.model.named_parameters())
+        return {n: self.ranks.sum_(grads.get(n, torch.zeros_like(params[n])).clone()) for n in names}
+
+
+def _squares(split: Split, grads: Params) -> list[Tensor]:
+    """Return the squared norms of the trunk's gradients and of the head's."""
+    parts = (split.trunk_params(), split.head_params())
+    return [norm({n: g for n, g in grads.items() if n in names}).double().square() for names in parts]
+
+
+def _parts(x: Inputs, rows: int, count: int) -> list[Inputs]:
+    """Divide a batch into micro-batches, as even as possible."""
+    raise_if([] if rows >= count else [f"a batch of {rows} rows has no {count} parts: lower micro_batches"])
+    bounds = [rows * m // count for m in range(count + 1)]
+    return [_taken(x, slice(a, b)) for a, b in pairwise(bounds)]
+
+
+def _taken(x: Inputs, rows: slice | Tensor) -> Inputs:
+    found: Inputs = pytree.tree_map(lambda t: t[rows] if has_rows(t) else t, x)
+    return found
+
+
+def _turned(x: Inputs) -> Inputs:
+    """Return a batch with its rows in the opposite order, and one less where there are several."""
+    rows = next(t.shape[0] for t in pytree.tree_leaves(x) if has_rows(t))
+    return _taken(x, torch.arange(rows - 1, 0 if rows > 1 else -1, -1))
