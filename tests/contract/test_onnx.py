@@ -12,6 +12,7 @@ from onnx import helper
 from torch import nn
 
 import splitfg
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import ActivityPerturbation, Twin
 from splitfg.onnx import OnnxTrunk, example_model
 
@@ -62,6 +63,20 @@ def test_learned_feedback_in_the_engine_equals_autograd_on_the_graph():
         assert (found - g).norm() < 0.02 * g.norm() + 1e-6, name
 
 
+def test_layers_that_the_engine_runs_alone_teach_the_same_maps():
+    split, (x, y) = network(CONVOLUTIONAL, 5), images(96)
+    estimator = splitfg.LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference())
+    generator, before = torch.Generator().manual_seed(0), split.trunk.counts.inferences
+    for _ in range(150):
+        estimate = estimator(split, x, y, generator=generator)
+        estimator.update_state(split, estimate)
+    assert split.trunk.counts.runs - 1 <= 2 * 150
+    assert split.trunk.counts.inferences - before <= 2 * 150 * len(x) + len(x)
+    for name, g in exact_gradient(split, x, y).items():
+        found = estimate.grads[f"trunk.{name}"]
+        assert (found - g).norm() < 0.02 * g.norm() + 1e-6, name
+
+
 def test_activity_perturbations_in_the_engine_point_along_the_gradient():
     split, (x, y) = network(CONVOLUTIONAL, 5, train=["fc.*", "shift"]), images(16)
     estimator, generator = ActivityPerturbation(K=2000, step=0.01, chunk=250), torch.Generator().manual_seed(0)
@@ -106,7 +121,8 @@ def test_every_supported_function_computes_what_the_engine_computes():
         node("GlobalMaxPool", ["v6"], ["v12"]),
         node("Flatten", ["v12"], ["v13"]),
         node("ReduceMin", ["v6"], ["v14"], axes=[2], keepdims=0),
-        node("Concat", [*(f"u{i}" for i in range(len(unary))), "v11", "v13", "v14"], ["h"], axis=1),
+        node("Pad", ["v14", "pads", "half"], ["v15"]),
+        node("Concat", [*(f"u{i}" for i in range(len(unary))), "v11", "v13", "v15"], ["h"], axis=1),
     ]
     weights = {
         "w": random(rng, 6, 4),
@@ -117,8 +133,9 @@ def test_every_supported_function_computes_what_the_engine_computes():
         "start": np.array([0]),
         "end": np.array([1]),
         "axis": np.array([1]),
+        "pads": np.array([0, 1, 0, 2]),
     }
-    width = 6 * len(unary) + 5
+    width = 6 * len(unary) + 8
     source = model(nodes, weights, {"x": ["rows", 4]}, {"h": ["rows", width]})
     split = network(source, width, cut="h")
     x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))

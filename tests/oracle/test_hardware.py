@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import splitfg
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import (
     ActivityPerturbation,
     AnalogDevice,
@@ -238,3 +239,34 @@ def test_a_program_that_ends_or_does_not_start_is_an_error():
         device._process.wait()
         with pytest.raises(splitfg.SplitError, match="exit code 3"):
             device.run((torch.zeros(1, 4),), {}, ["h"])
+
+
+def test_layers_that_a_device_runs_alone_teach_exact_maps(network):
+    x, y = batch(64)
+    estimator = splitfg.LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference())
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        estimate = estimator(network, x, y, generator=generator)
+        estimator.update_state(network, estimate)
+    for name, g in exact_gradient(network, x, y).items():
+        torch.testing.assert_close(estimate.grads[f"trunk.{name}"], g, rtol=1e-4, atol=1e-8)
+
+
+def test_coarse_readings_are_those_of_the_named_tensors():
+    wiring, (x, _) = wired(), batch(50)
+    exact = AnalogDevice(wiring).run((x,), {}, ["z1", "h"])
+    coarse = AnalogDevice(wiring, bits=3, coarse=["h"]).run((x,), {}, ["z1", "h"])
+    assert torch.equal(coarse["z1"], exact["z1"])
+    assert len(coarse["h"].unique()) <= 8
+    step = (exact["h"].max() - exact["h"].min()) / 7
+    assert (coarse["h"] - exact["h"]).abs().max() <= 0.5001 * step
+    with pytest.raises(splitfg.SplitError, match="'no such'"):
+        AnalogDevice(wiring, coarse=["no such"])
+
+
+def test_the_noise_of_readings_has_the_given_size():
+    wiring, (x, _) = wired(), batch(2000)
+    exact = AnalogDevice(wiring).run((x,), {}, ["h"])["h"]
+    noisy = AnalogDevice(wiring, read_noise=0.05).run((x,), {}, ["h"])["h"]
+    size = (noisy - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert abs(float(size) - 0.05) < 0.0025  # 12,000 draws: five standard deviations of their root mean square

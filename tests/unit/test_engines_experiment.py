@@ -1,5 +1,8 @@
 """The experiment on engines: its presets, its counts, and the networks that need no download."""
 
+import importlib.util
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +10,9 @@ from torch import nn
 import splitfg
 from splitfg.onnx import OnnxTrunk, Rows
 from splitfg_lab.experiments import Cell
-from splitfg_lab.experiments.engines import EXPERIMENT, METHODS, Engines
+from splitfg_lab.experiments.engines import EXPERIMENT, METHODS, PRETRAINED, Engines
 from splitfg_lab.experiments.engines._networks import load_problem, quantised
+from splitfg_lab.experiments.engines._pretrained import WAVES, Crepe, crepe, waves
 from splitfg_lab.experiments.engines.run import Counted
 
 
@@ -24,8 +28,22 @@ def test_unknown_names_raise():
 
 def test_pretrained_networks_ask_for_their_file(monkeypatch):
     monkeypatch.delenv("SPLITFG_NETWORKS", raising=False)
-    with pytest.raises(splitfg.DataError, match="SPLITFG_NETWORKS/rapidocr"):
-        load_problem("rapidocr", 0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    for network in PRETRAINED:
+        with pytest.raises(splitfg.DataError, match=f"SPLITFG_NETWORKS/{network}"):
+            load_problem(network, 0)
+
+
+def test_the_pitch_network_is_exported_and_its_task_balanced():
+    written = io.BytesIO()
+    torch.manual_seed(0)
+    torch.save(Crepe().state_dict(), written)
+    trunk = OnnxTrunk(crepe(written.getvalue()), threads=1)
+    x, y = waves(300, seed=0)
+    assert trunk(x[:3]).shape == (3, 256)
+    assert trunk.problems((x[:3],), tolerance=1e-4) == []
+    torch.testing.assert_close(x.mean(1), torch.zeros(300), rtol=0, atol=1e-5)
+    assert min(torch.bincount(y, minlength=WAVES)) > 30
 
 
 def test_inferences_are_counted_until_the_goal():
@@ -52,4 +70,4 @@ def test_the_quantised_network_is_near_the_float_one():
     small = OnnxTrunk(quantised(problem.model, problem.train.part(slice(0, 64))), cut=None, threads=1)
     x = problem.test.x[0][:20]
     assert (plain(x) - small(x)).norm() < 0.1 * plain(x).norm()
-    assert len(METHODS) == 7
+    assert len(METHODS) == 8

@@ -186,10 +186,14 @@ class LearnedFeedback:
         part, state = self._part(x, tape), generator.get_state()
         if part is not None:
             try:
-                return part[1], self.change(split, x, tape, self.route.noise(part[1], generator))
+                return part[1], self.change(split, x, tape, self.draw(part[1], generator))
             except MismatchedPassError:  # a value whose leading dimension is not the samples
                 generator.set_state(state)
-        return tape, self.change(split, x, tape, self.route.noise(tape, generator), whole=True)
+        return tape, self.change(split, x, tape, self.draw(tape, generator), whole=True)
+
+    def draw(self, tape: Tape, generator: torch.Generator) -> Noise:
+        """Draw the noise of one measurement of these samples."""
+        return self.route.noise(tape, generator, alone=self.probe.alone)
 
     def change(self, split: Split, x: Inputs, tape: Tape, noise: Noise, *, whole: bool = False) -> Params:
         """Return the change of the maps that the response to noise asks for.

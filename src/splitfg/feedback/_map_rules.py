@@ -117,8 +117,11 @@ class DeltaRule(_StartsAtZero):
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
         rest = response - e @ maps.mT
-        scale = e.square().mean().clamp_min(torch.finfo(e.dtype).tiny)
-        return (self.rate / (e.shape[-2] + e.shape[-1])) / scale * (rest.mT @ e)
+        return self.step(e.shape[-2], e.shape[-1], e) * (rest.mT @ e)
+
+    def step(self, rows: int, inputs: int, e: Tensor) -> Tensor:
+        """Return the factor of Rᵀ E, for noise of any scale."""
+        return (self.rate / (rows + inputs)) / e.square().mean().clamp_min(torch.finfo(e.dtype).tiny)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ class Response(ABC):
             return None
         dz = dz - noise[place] if place in noise else dz
         return (da[:samples], dz[:samples]) if da.shape[0] == dz.shape[0] else (da, dz)
+
+    def layers(self, samples: Mapping[int, int], noise: Noise) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """Return how the inputs and outputs of layers moved, by their places; see :meth:`layer`."""
+        found = {place: self.layer(place, noise, count) for place, count in samples.items()}
+        return {place: moved for place, moved in found.items() if moved is not None}
 
 
 @dataclass(frozen=True)
@@ -106,19 +111,32 @@ class _LayersAlone(Response):
         return "LayerDifference runs layers alone, so that nothing reaches h: use Difference() with this route"
 
     def layer(self, place: int, noise: Noise, samples: int) -> tuple[Tensor, Tensor] | None:
-        operation = self.tape.operations[place]
-        a = _first(operation)
+        return self.layers({place: samples}, noise).get(place)
+
+    def layers(self, samples: Mapping[int, int], noise: Noise) -> Mapping[int, tuple[Tensor, Tensor]]:
+        drawn = {place: self._noise(place, count, noise) for place, count in samples.items()}
+        e = {place: n for place, n in drawn.items() if n is not None}
+        operations = {place: self.tape.operations[place] for place in e}
+        given = {place: torch.add(operations[place].input[: len(n)], self.width * n) for place, n in e.items()}
+        written = _run_alone(operations, given) if self.tape.alone is None else self.tape.alone(given)
+        moved = {place: (z - operations[place].output[: len(z)]) / self.width for place, z in written.items()}
+        return {place: (e[place], dz) for place, dz in moved.items()}
+
+    def _noise(self, place: int, samples: int, noise: Noise) -> Tensor | None:
+        """Return the noise at what a layer reads, for as many samples as were drawn; ``None`` if there is none."""
+        a = _first(self.tape.operations[place])
         source = next((i for i in noise if self.tape.operations[i].output is a), None)
         if a is None or source is None:
             return None
-        if operation.module is None:
-            raise SplitError([f"{operation} is no module that runs alone: use Difference()"])
-        e = noise[source].expand(a.shape)[:samples]
-        return e, (operation.module(a[:samples] + self.width * e) - operation.output[:samples]) / self.width
+        drawn = noise[source]
+        return drawn.expand(len(drawn), *a.shape[1:])[:samples]
 
 
 class Probe(ABC):
     """Measures the response of a pass to noise, in the directions of that noise."""
+
+    alone: ClassVar[bool] = False
+    """Whether layers run by themselves, each on the samples that it needs."""
 
     @property
     @abstractmethod
@@ -193,6 +211,7 @@ class LayerDifference(Probe):
     """
 
     step: float = 1.0
+    alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         raise_if([] if self.step > 0 else [f"step must be positive, got {self.step}"])
@@ -302,6 +321,16 @@ class ForwardDerivative(Probe):
         still = torch.zeros((), dtype=tape.h.dtype, device=tape.h.device)
         _, tangents = jvp(f, (still,), (torch.ones_like(still),))  # type: ignore[misc]
         return _Tangents(tangents)
+
+
+def _run_alone(operations: Mapping[int, Operation], given: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    for place, a in given.items():
+        module = operations[place].module
+        if module is None:
+            raise SplitError([f"{operations[place]} is no module that runs alone: use Difference()"])
+        found[place] = module(a)
+    return found
 
 
 def _adding(noise: Noise, scale: Tensor) -> Alter:

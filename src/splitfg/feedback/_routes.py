@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.grad import conv1d_input, conv2d_input
+from torch.nn.grad import conv1d_input, conv2d_input, conv2d_weight
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
-from splitfg.feedback._map_rules import MapRule, Proximal
+from splitfg.feedback._map_rules import DeltaRule, MapRule, Proximal
 from splitfg.feedback._measured import MeasuredMaps
 from splitfg.feedback._probes import Noise, Response
 from splitfg.numerics import widened
@@ -64,8 +65,14 @@ class Route(MeasuredMaps, ABC):
         """Return how many samples of a batch a measurement needs; ``None`` for all of them."""
 
     @abstractmethod
-    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
-        """Draw the noise of one measurement."""
+    def noise(self, tape: Tape, generator: torch.Generator, *, alone: bool = False) -> Noise:
+        """Draw the noise of one measurement.
+
+        Args:
+            tape: The recorded pass.
+            generator: Source of the noise.
+            alone: Whether layers run by themselves: noise is needed only for the samples that each of them takes.
+        """
 
     @abstractmethod
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
@@ -163,25 +170,37 @@ class Relay(Route):
         needed = [_samples(o) for _, o in layer_operations(tape) if tape.is_active(o.input)]
         return max(needed, default=0)
 
-    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
+    def noise(self, tape: Tape, generator: torch.Generator, *, alone: bool = False) -> Noise:
         """Draw white noise for everything that a layer with trained parameters below it reads."""
-        return {place: _randn(tape.operations[place].output, generator) for place in _read_places(tape)}
+        places = _read_places(tape)
+        if not alone:
+            return {place: _randn(tape.operations[place].output, generator) for place in places}
+        needed: dict[int, int] = {}
+        for _, o in layer_operations(tape):
+            needed[id(o.input)] = max(needed.get(id(o.input), 0), _samples(o))
+        outputs = [tape.operations[place].output for place in places]
+        return {p: _randn(out[: needed[id(out)]], generator) for p, out in zip(places, outputs, strict=True)}
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of every layer's map, from how its input and output moved."""
-        found: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        for place, operation in layer_operations(tape):
-            if not tape.is_active(operation.input):
-                continue
-            moved = response.layer(place, noise, _samples(operation))
-            if moved is not None:
-                found.setdefault(operation.name, []).append(_rows(_module(operation), *moved))
-        changes = {}
-        for name, pairs in found.items():
-            e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
-            shape = (e.shape[0], t.shape[-1], e.shape[-1])
-            changes[name] = self.rule.change(self._map(name, shape, e), widened(e), widened(t))
-        return changes
+        samples = {place: _samples(o) for place, o in layer_operations(tape) if tape.is_active(o.input)}
+        found: dict[str, list[tuple[Operation, Tensor, Tensor]]] = {}
+        for place, moved in response.layers(samples, noise).items():
+            operation = tape.operations[place]
+            found.setdefault(operation.name, []).append((operation, *moved))
+        return {name: self._changed(name, calls) for name, calls in found.items()}
+
+    def _changed(self, name: str, calls: Sequence[tuple[Operation, Tensor, Tensor]]) -> Tensor:
+        """Return the change of one layer's map from all of its calls."""
+        module = _module(calls[0][0])
+        if len(calls) == 1 and isinstance(self.rule, DeltaRule) and isinstance(module, nn.Conv2d):
+            _, da, dz = calls[0]
+            m = self._map(name, _map_shape(module), da)
+            return _convolved_change(self.rule, module, m, widened(da), widened(dz))
+        pairs = [_rows(module, da, dz) for _, da, dz in calls]
+        e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
+        shape = (e.shape[0], t.shape[-1], e.shape[-1])
+        return self.rule.change(self._map(name, shape, e), widened(e), widened(t))
 
     def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
         """Add Mᵀ δ to the gradient at the layer's input."""
@@ -193,9 +212,7 @@ class Relay(Route):
     def _through(self, operation: Operation, delta: Tensor) -> Tensor:
         module, a = _module(operation), operation.input
         if isinstance(module, nn.Conv1d | nn.Conv2d):
-            groups, outputs = module.groups, module.out_channels // module.groups
-            inputs = module.weight[0].numel()
-            weight = self._map(operation.name, (groups, outputs, inputs), delta).to(delta.dtype)
+            weight = self._map(operation.name, _map_shape(module), delta).to(delta.dtype)
             geometry = (module.stride, module.padding, module.dilation, module.groups)
             formula = conv1d_input if isinstance(module, nn.Conv1d) else conv2d_input
             share: Tensor = formula(a.shape, weight.reshape(module.weight.shape), delta, *geometry)
@@ -238,7 +255,7 @@ class Direct(Route):
         """Return ``None``: the mean Jacobian is over all rows."""
         return None
 
-    def noise(self, tape: Tape, generator: torch.Generator) -> Noise:
+    def noise(self, tape: Tape, generator: torch.Generator, *, alone: bool = False) -> Noise:  # noqa: ARG002
         """Draw independent noise for every place, constant over the pixels of images."""
         target, drawn = _target(tape), {}
         for place in _read_places(tape):
@@ -344,6 +361,25 @@ def _has_convolutions(tape: Tape) -> bool:
 def _module(operation: Operation) -> nn.Module:
     assert operation.module is not None
     return operation.module
+
+
+def _map_shape(module: nn.Conv1d | nn.Conv2d) -> tuple[int, int, int]:
+    """Return the shape ``(groups, out, in)`` of a convolution's map."""
+    return module.groups, module.out_channels // module.groups, module.weight[0].numel()
+
+
+def _convolved_change(rule: DeltaRule, module: nn.Conv2d, m: Tensor, da: Tensor, dz: Tensor) -> Tensor:
+    """Return the delta rule's change of a convolution's map by convolutions, without a matrix of patches.
+
+    The same number as :meth:`DeltaRule.change` for the patches of ``da`` as rows, but for the scale of the noise, which
+    is taken over the pixels instead of the padded patches.
+    """
+    geometry: tuple[Any, ...] = (module.stride, module.padding, module.dilation, module.groups)
+    shape = module.weight.shape
+    rest = dz - F.conv2d(da, m.reshape(shape), None, *geometry)
+    product: Tensor = conv2d_weight(da, shape, rest, *geometry)
+    rows = dz.shape[0] * dz.shape[2] * dz.shape[3]
+    return rule.step(rows, m.shape[-1], da) * product.reshape(m.shape)
 
 
 def _samples(operation: Operation) -> int:

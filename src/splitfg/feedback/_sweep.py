@@ -139,7 +139,7 @@ class _Pass:
     def _require_covered(self, operation: Operation, covered: Sequence[Any]) -> None:
         """Raise an error if a gradient would get lost at an input."""
         known = {id(tensor) for tensor in covered}
-        inputs = pytree.tree_leaves((operation.args, operation.kwargs))
+        inputs = _inputs(operation)
         active = [t for t in inputs if self._tape.is_active(t) or id(t) in self._trained]
         if any(id(t) not in known for t in active):
             raise SplitError(
@@ -162,11 +162,17 @@ def _of_parameters_alone(tape: Tape, trained: Mapping[int, str]) -> set[int]:
     """Return the ``id`` of trained parameters, and of values that functions compute from these, such as Wᵀ."""
     found = set(trained)
     for operation in tape.operations:
-        inputs = pytree.tree_leaves((operation.args, dict(operation.kwargs)))
+        inputs = _inputs(operation)
         # constants may be data, such as the ids of tokens
         if operation.module is None and all(id(t) in found for t in inputs if isinstance(t, Tensor)):
             found.update(id(t) for t in pytree.tree_leaves(operation.output))
     return found
+
+
+def _inputs(operation: Operation) -> list[Any]:
+    """Return everything that an operation read."""
+    plain = not operation.kwargs and not any(isinstance(a, list | tuple | dict) for a in operation.args)
+    return list(operation.args) if plain else pytree.tree_leaves((operation.args, dict(operation.kwargs)))
 
 
 def _problem(operation: Operation, weighted: bool) -> str:

@@ -20,7 +20,7 @@ simulated analog chip (:class:`AnalogDevice`) implement it.
 """
 
 from splitfg.hardware._activity import ActivityPerturbation
-from splitfg.hardware._device import Counts, Device
+from splitfg.hardware._device import Counts, Device, LayerDevice
 from splitfg.hardware._pipe import PipeDevice, serve
 from splitfg.hardware._simulator import AnalogDevice
 from splitfg.hardware._trunk import DeviceTrunk, Twin
@@ -32,6 +32,7 @@ __all__ = [
     "Counts",
     "Device",
     "DeviceTrunk",
+    "LayerDevice",
     "Node",
     "PipeDevice",
     "Ref",

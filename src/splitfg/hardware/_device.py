@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,6 +37,24 @@ class Device(Protocol):
         """
 
 
+@runtime_checkable
+class LayerDevice(Device, Protocol):
+    """A device that can also run single layers by themselves, which makes measurements of their responses cheaper.
+
+    :class:`~splitfg.feedback.LayerDifference` needs it.
+    """
+
+    def run_layers(self, given: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Run layers by themselves.
+
+        Args:
+            given: What layers read, by the name of the tensor that they write; each has its own number of rows.
+
+        Returns:
+            What they write, under the same names.
+        """
+
+
 @dataclass
 class Counts:
     """What a device has been asked to do.
@@ -45,27 +64,38 @@ class Counts:
         inferences: Rows that were run forward, over all calls.
         writes: Calls of :meth:`Device.write`.
         seconds: Seconds inside the device.
+        clock: Tells the time in seconds.
     """
 
     runs: int = 0
     inferences: int = 0
     writes: int = 0
     seconds: float = 0.0
+    clock: Callable[[], float] = time.perf_counter
 
     def timed_run(
         self, device: Device, inputs: tuple[Any, ...], add: Mapping[str, Tensor], read: Sequence[str]
     ) -> Mapping[str, Any]:
         """Run the device and count it."""
-        start = time.perf_counter()
-        found = device.run(inputs, add, read)
-        self.seconds += time.perf_counter() - start
-        self.runs += 1
-        self.inferences += len(inputs[0])
-        return found
+        with self._timed(len(inputs[0])):
+            return device.run(inputs, add, read)
+
+    def timed_layers(self, device: LayerDevice, given: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Run layers by themselves and count as many inferences as the one with most rows has."""
+        with self._timed(max(map(len, given.values()))):
+            return device.run_layers(given)
 
     def timed_write(self, device: Device, params: Params) -> None:
         """Write to the device and count it."""
-        start = time.perf_counter()
+        start = self.clock()
         device.write(params)
-        self.seconds += time.perf_counter() - start
+        self.seconds += self.clock() - start
         self.writes += 1
+
+    @contextmanager
+    def _timed(self, rows: int) -> Iterator[None]:
+        start = self.clock()
+        yield
+        self.seconds += self.clock() - start
+        self.runs += 1
+        self.inferences += rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,15 @@ class AnalogDevice:
 
     A weight w is written as w' = w + write_error · rms(W) · n₁ and acts as g w', where the gain g starts at one and
     moves by drift · n₂ with every run. A layer's output z has noise · rms(z) · n₃ added inside the device, so later
-    layers read it. A reading is rounded to ``bits`` over the range of the tensor. All n are standard normal.
+    layers read it. A reading r has read_noise · rms(r) · n₄ added and is rounded to ``bits`` over the range of the
+    tensor. All n are standard normal.
 
     Args:
         wiring: Its layers; copied. Parameters must belong to layers.
         noise: Of every layer's output, relative.
         bits: Of a reading; ``None`` for exact readings.
+        read_noise: Of a reading, relative.
+        coarse: Names of the tensors whose readings are rounded and noisy; ``None`` for all.
         drift: Of every weight's gain, per run.
         write_error: Of every written weight, relative.
         seed: Of all of these.
@@ -47,16 +50,21 @@ class AnalogDevice:
         *,
         noise: float = 0.0,
         bits: int | None = None,
+        read_noise: float = 0.0,
+        coarse: Collection[str] | None = None,
         drift: float = 0.0,
         write_error: float = 0.0,
         seed: int = 0,
     ) -> None:
-        settings = {"noise": noise, "drift": drift, "write_error": write_error}
+        settings = {"noise": noise, "read_noise": read_noise, "drift": drift, "write_error": write_error}
         found = [f"{name} must not be negative, got {value}" for name, value in settings.items() if not value >= 0]
         found += [f"bits must be at least 1, got {bits}"] if bits is not None and bits < 1 else []
         loose = [n.name for n in wiring.nodes if any(isinstance(a, nn.Parameter) for a in n.args)]
         found += [f"{name} uses a parameter that belongs to no layer: put it into a module" for name in loose]
+        strange = sorted(set(coarse or ()) - {node.writes for node in wiring.nodes})
+        found += [f"coarse names {name!r}, which no node writes" for name in strange]
         raise_if(found)
+        self.read_noise, self.coarse = read_noise, None if coarse is None else frozenset(coarse)
         self.noise, self.bits, self.drift, self.write_error = noise, bits, drift, write_error
         self._wiring = copy.deepcopy(wiring)
         self._weights = {
@@ -81,12 +89,24 @@ class AnalogDevice:
     def run(self, inputs: tuple[Any, ...], add: Mapping[str, Tensor], read: Sequence[str]) -> dict[str, Tensor]:
         """Run one batch through the noisy layers."""
         with torch.no_grad():
-            for name, p in self._weights.items():
-                if self.drift:
-                    self._gains[name] += self.drift * torch.randn(p.shape, dtype=p.dtype, generator=self._generator)
-                p.copy_(self._written[name] * self._gains[name])
+            self._age()
             values = self._wiring.compute([torch.as_tensor(i) for i in inputs], add, self._noisy)
-            return {name: self._read(values[name]) for name in read}
+            return {name: self._read(name, values[name]) for name in read}
+
+    def run_layers(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run noisy layers by themselves."""
+        with torch.no_grad():
+            self._age()
+            nodes = {node.writes: node for node in self._wiring.nodes if node.writes in given}
+            outputs = {name: node.module(given[name]) for name, node in nodes.items() if node.module is not None}
+            return {name: self._read(name, self._noisy(nodes[name], out)) for name, out in outputs.items()}
+
+    def _age(self) -> None:
+        """Let the gains drift by one run."""
+        for name, p in self._weights.items():
+            if self.drift:
+                self._gains[name] += self.drift * torch.randn(p.shape, dtype=p.dtype, generator=self._generator)
+            p.copy_(self._written[name] * self._gains[name])
 
     def _noisy(self, node: Node, out: Tensor) -> Tensor:
         return out + self._normal(out, self.noise) if node.measured else out
@@ -97,7 +117,10 @@ class AnalogDevice:
             return torch.zeros(())
         return size * like.square().mean().sqrt() * torch.randn(like.shape, dtype=like.dtype, generator=self._generator)
 
-    def _read(self, value: Tensor) -> Tensor:
+    def _read(self, name: str, value: Tensor) -> Tensor:
+        if self.coarse is not None and name not in self.coarse:
+            return value
+        value = value + self._normal(value, self.read_noise)
         if self.bits is None:
             return value
         low, high = value.amin(), value.amax()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
-from splitfg.hardware._device import Counts, Device
+from splitfg.hardware._device import Counts, Device, LayerDevice
 from splitfg.hardware._wiring import Node, Wiring, zero
 from splitfg.sites import Alter, Tape
 from splitfg.splitting import ForwardOnlyTrunk
@@ -71,12 +72,7 @@ class DeviceTrunk(ForwardOnlyTrunk):
             SplitError: The device does not return what it should.
             NonFiniteError: h is NaN or infinite.
         """
-        params = dict(self.named_parameters())
-        versions = {name: (id(p), p._version) for name, p in params.items()}
-        if versions != self._memory.versions:
-            self.counts.timed_write(self.device, {name: p.detach().clone() for name, p in params.items()})
-            # holding the tensors keeps their ids from being used again
-            self._memory.versions, self._memory.written = versions, params
+        self._write()
         found = self.counts.timed_run(self.device, inputs, add, read)
         missing = [name for name in read if name not in found]
         raise_if([f"the device did not return {', '.join(missing)}: return every tensor of `read`"] if missing else [])
@@ -84,22 +80,23 @@ class DeviceTrunk(ForwardOnlyTrunk):
 
     def tape(self, inputs: tuple[Any, ...], trained: Mapping[int, str], alter: Alter | None = None) -> Tape:
         """Run once with readings; see :class:`~splitfg.sites.TapedTrunk`."""
-        nodes = self.wiring.active(trained)
+        nodes = self.places(trained)
         add = _amounts(nodes, alter)
         values = dict(zip(self.wiring.inputs, (torch.as_tensor(i) for i in inputs), strict=True))
-        readings = self.run(inputs, add, self.wiring.readings(nodes))
-        tape = Tape()
+        values |= self.run(inputs, add, self.wiring.readings(nodes))
+        tape = Tape(alone=partial(self._run_layers, nodes) if isinstance(self.device, LayerDevice) else None)
         for node in nodes:
-            read = readings[node.writes] if node.measured else None
-            operation = node.operation({**values, **readings}, read, add.get(node.writes))
-            readings[node.writes] = operation.output
+            operation = node.operation(values, values[node.writes] if node.measured else None, add.get(node.writes))
+            values[node.writes] = operation.output
             tape.add(operation)
-        tape.h = readings[self.wiring.h]
+        tape.h = values[self.wiring.h]
         return tape
 
     def places(self, trained: Mapping[int, str]) -> list[Node]:
         """Return the nodes of a tape, in order."""
-        return self.wiring.active(trained)
+        if self._memory.trained != trained.keys():
+            self._memory.trained, self._memory.nodes = set(trained), self.wiring.active(trained)
+        return self._memory.nodes
 
     def problems(self, inputs: tuple[Any, ...], tolerance: float = 1e-3) -> list[str]:
         """Compare every computed function with the device's own reading, and list those that differ.
@@ -121,12 +118,30 @@ class DeviceTrunk(ForwardOnlyTrunk):
             if (read - computed[name]).abs().max() > tolerance * read.abs().max().clamp_min(1e-6)
         ]
 
-    def _tensor(self, name: str, value: Any, rows: int) -> Tensor:
+    def _run_layers(self, nodes: Sequence[Node], given: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Run layers by themselves, by their places on a tape of these nodes."""
+        assert isinstance(self.device, LayerDevice)
+        self._write()
+        names = {place: nodes[place].writes for place in given}
+        found = self.counts.timed_layers(self.device, {names[place]: a for place, a in given.items()})
+        return {place: self._converted(name, found[name]) for place, name in names.items()}
+
+    def _write(self) -> None:
+        params = dict(self._memory.parameters(self))
+        versions = {name: (id(p), p._version) for name, p in params.items()}
+        if versions != self._memory.versions:
+            self.counts.timed_write(self.device, {name: p.detach().clone() for name, p in params.items()})
+            # holding the tensors keeps their ids from being used again
+            self._memory.versions, self._memory.written = versions, params
+
+    def _converted(self, name: str, value: Any) -> Tensor:
         if not hasattr(value, "shape"):
             raise SplitError([f"the device returns a {type(value).__name__} for {name}: return a tensor or an array"])
-        like = next(self.parameters(), torch.empty(0))
         tensor = torch.as_tensor(value)
-        tensor = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(self._memory.dtype(self)) if tensor.is_floating_point() else tensor
+
+    def _tensor(self, name: str, value: Any, rows: int) -> Tensor:
+        tensor = self._converted(name, value)
         if name == self.wiring.h and (tensor.ndim < 2 or tensor.shape[0] != rows):
             raise SplitError(
                 [
@@ -169,6 +184,26 @@ class _Memory:
     def __init__(self) -> None:
         self.versions: dict[str, tuple[int, int]] = {}
         self.written: Mapping[str, Tensor] = {}
+        self.trained: set[int] = set()
+        self.nodes: list[Node] = []
+        self._owners: list[tuple[str, dict[str, nn.Parameter | None], str]] = []
+
+    def parameters(self, trunk: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what ``trunk.named_parameters()`` does, without a walk through its modules: none is ever added."""
+        if not self._owners:
+            owners = {name: owner._parameters for name, owner in trunk.named_modules()}
+            for name, _ in trunk.named_parameters():
+                place, _, leaf = name.rpartition(".")
+                self._owners.append((name, owners[place], leaf))
+        for name, held, leaf in self._owners:
+            parameter = held[leaf]
+            assert parameter is not None
+            yield name, parameter
+
+    def dtype(self, trunk: nn.Module) -> torch.dtype:
+        """Return the dtype of the parameters."""
+        first = next(self.parameters(trunk), None)
+        return torch.get_default_dtype() if first is None else first[1].dtype
 
 
 def _amounts(nodes: Sequence[Node], alter: Alter | None) -> dict[str, Tensor]:

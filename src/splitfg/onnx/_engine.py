@@ -18,6 +18,7 @@ from splitfg.types import Params
 
 _ADD = "splitfg.add."
 _BEFORE = "splitfg.before."
+_ALONE = "splitfg.alone."
 
 
 class Weight:
@@ -56,7 +57,7 @@ class OnnxDevice:
 
     def __init__(self, file: OnnxFile, weights: Mapping[str, Weight], threads: int | None = None) -> None:
         self.file, self.weights, self.threads = file, dict(weights), threads
-        self._sessions: dict[tuple[tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._sessions: dict[tuple[tuple[str, ...], ...], _Session] = {}
         self._stored: Arrays = {w.initializer: file.initializers[w.initializer] for w in self.weights.values()}
         self._rows = _fixed_rows(file)
 
@@ -73,7 +74,7 @@ class OnnxDevice:
             SplitError: If inputs do not fit the graph, or the engine fails.
         """
         feeds = self._feeds(inputs)
-        added = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in add.items()}
+        added = {name: _array(value) for name, value in add.items()}
         session = self._session(tuple(sorted(added)), tuple(read))
         rows = len(next(iter(feeds.values())))
         if self._rows is None or rows == self._rows:
@@ -83,6 +84,16 @@ class OnnxDevice:
             for start in range(0, rows, self._rows)
         ]
         return {name: np.concatenate([part[name] for part in parts])[:rows] for name in read}
+
+    def run_layers(self, given: Mapping[str, Tensor]) -> Arrays:
+        """Run the nodes that write these tensors by themselves, each with its own rows.
+
+        Raises:
+            SplitError: If the engine fails.
+        """
+        names = tuple(given)
+        feeds = {_ALONE + name: self._cast(name, _array(value)) for name, value in given.items()}
+        return self._call(self._session((), names, alone=names), feeds, {}, names)
 
     def current(self) -> onnx.ModelProto:
         """Return the user's graph with the current weights."""
@@ -99,15 +110,13 @@ class OnnxDevice:
             raise SplitError([f"{self.file.name} has {len(names)} inputs ({', '.join(names)}), got {len(inputs)}"])
         feeds = {}
         for name, value in zip(names, inputs, strict=True):
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-            feeds[name] = np.ascontiguousarray(array.astype(dtype_of(self.file.types[name]), copy=False))
+            feeds[name] = np.ascontiguousarray(_array(value).astype(dtype_of(self.file.types[name]), copy=False))
         return feeds
 
-    def _call(self, session: Any, feeds: Arrays, add: Arrays, read: Sequence[str]) -> Arrays:
-        wanted = {i.name for i in session.get_inputs()}
+    def _call(self, session: _Session, feeds: Arrays, add: Arrays, read: Sequence[str]) -> Arrays:
         given = {**feeds, **self._stored, **{_ADD + name: self._cast(name, value) for name, value in add.items()}}
         try:
-            found = session.run(list(read), {name: value for name, value in given.items() if name in wanted})
+            found = session.run(list(read), given)
         except Exception as error:  # the engine's own exceptions share no base class
             text = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in feeds.items())
@@ -117,15 +126,33 @@ class OnnxDevice:
     def _cast(self, name: str, value: NDArray[Any]) -> NDArray[Any]:
         return value.astype(dtype_of(self.file.types.get(name, TensorProto.FLOAT)), copy=False)
 
-    def _session(self, add: tuple[str, ...], read: tuple[str, ...]) -> Any:
-        if (add, read) not in self._sessions:
-            model = altered(self.file, add=add, read=read, as_inputs=self._stored)
-            self._sessions[add, read] = open_session(model, self.file.name, self.threads)
-        return self._sessions[add, read]
+    def _session(self, add: tuple[str, ...], read: tuple[str, ...], alone: tuple[str, ...] = ()) -> _Session:
+        key = (add, read, alone)
+        if key not in self._sessions:
+            model = altered(self.file, add=add, read=read, as_inputs=self._stored, alone=alone)
+            self._sessions[key] = _Session(open_session(model, self.file.name, self.threads))
+        return self._sessions[key]
+
+
+class _Session:
+    """A session of the engine that takes the inputs it knows."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._inputs = [i.name for i in session.get_inputs()]
+
+    def run(self, read: list[str], given: Arrays) -> list[NDArray[Any]]:
+        found: list[NDArray[Any]] = self._session.run(read, {n: given[n] for n in self._inputs if n in given})
+        return found
 
 
 def altered(
-    file: OnnxFile, *, add: Iterable[str] = (), read: Iterable[str], as_inputs: Iterable[str] = ()
+    file: OnnxFile,
+    *,
+    add: Iterable[str] = (),
+    read: Iterable[str],
+    as_inputs: Iterable[str] = (),
+    alone: Iterable[str] = (),
 ) -> onnx.ModelProto:
     """Return a graph that computes some tensors of a file.
 
@@ -134,6 +161,7 @@ def altered(
         add: Tensors that get an added input.
         read: Tensors that become the outputs.
         as_inputs: Initialisers that become inputs.
+        alone: Tensors whose nodes get an input of their own in place of the first tensor that they read.
 
     Raises:
         SplitError: If a tensor does not exist.
@@ -147,6 +175,8 @@ def altered(
         raise SplitError([f"{file.name} has no tensor {', '.join(missing)}: `splitfg onnx show` lists them"])
     for name in add:
         _insert_add(graph, name, file.types.get(name) or TensorProto.FLOAT)
+    for name in alone:
+        _set_apart(graph, name, file.types.get(name) or TensorProto.FLOAT)
     prune(graph, read)
     moved = set(as_inputs)
     kept = [t for t in graph.initializer if t.name not in moved]
@@ -175,6 +205,12 @@ def _insert_add(graph: onnx.GraphProto, name: str, kind: int) -> None:
     raise SplitError([f"{name} is an input: add to the batch itself"])
 
 
+def _set_apart(graph: onnx.GraphProto, name: str, kind: int) -> None:
+    node = next(node for node in graph.node if name in node.output)
+    node.input[0] = _ALONE + name
+    graph.input.append(helper.make_tensor_value_info(_ALONE + name, kind, None))
+
+
 def prune(graph: onnx.GraphProto, read: Sequence[str]) -> None:
     """Keep the nodes that the outputs depend on."""
     wanted, kept = set(read), []
@@ -193,6 +229,11 @@ def _fixed_rows(file: OnnxFile) -> int | None:
     if len(fixed) > 1:
         raise SplitError([f"the inputs of {file.name} have different fixed numbers of rows: export with a free one"])
     return fixed.pop() if fixed else None
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a contiguous array that shares the memory of a tensor on the CPU where it can."""
+    return np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
 
 
 def _part(arrays: Arrays, start: int, rows: int) -> Arrays:

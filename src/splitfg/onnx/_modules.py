@@ -25,16 +25,18 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
-        return self._normed(x) * _spread(self.weight, x) + _spread(self.bias, x)
+        scale = self.weight / self._std
+        return torch.addcmul(_spread(self.bias - scale * self._mean, x), x, _spread(scale, x))
 
     def pull_back(self, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
         """Return γ u / σ, and the gradients Σ u x̂ and Σ u."""
+        back = u * _spread(self.weight / self._std, x)
+        if not self._parameters:
+            return back, {}
         over = (0, *range(2, x.ndim))
-        own = {"weight": (u * self._normed(x)).sum(over), "bias": u.sum(over)}
-        return u * _spread(self.weight / self._std, x), {name: own[name] for name in self._parameters}
-
-    def _normed(self, x: Tensor) -> Tensor:
-        return (x - _spread(self._mean, x)) / _spread(self._std, x)
+        total = u.sum(over)
+        own = {"weight": ((u * x).sum(over) - self._mean * total) / self._std, "bias": total}
+        return back, {name: own[name] for name in self._parameters}
 
 
 class Rounding(nn.Module):

@@ -213,3 +213,9 @@ def _stem(initializer: str) -> str:
 
 def _nested(name: str, other: str) -> bool:
     return name == other or name.startswith(other + ".") or other.startswith(name + ".")
+
+
+def is_float_tensor(context: Context, name: str) -> bool:
+    """Whether a tensor holds floating-point numbers, or its type is not known."""
+    kind = context.file.types.get(name)
+    return kind in (None, 0) or is_float(kind)

@@ -14,7 +14,7 @@ from torch import nn
 
 from splitfg.errors import SplitError, shorten
 from splitfg.hardware import DeviceTrunk, Node
-from splitfg.onnx import _functions, _layers  # noqa: F401  # register the translations
+from splitfg.onnx import _functions, _layers, _moves  # noqa: F401  # register the translations
 from splitfg.onnx._adapters import Adapter, Site, adapted, merge
 from splitfg.onnx._engine import OnnxDevice
 from splitfg.onnx._file import OnnxFile, is_float, read_names

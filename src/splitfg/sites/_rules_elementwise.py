@@ -36,8 +36,22 @@ _ELEMENTWISE = (
 def _elementwise(operation: Operation, delta: Tensor) -> Pulled:
     function = getattr(F, operation.name, None) or getattr(torch, operation.name)
     x, rest, settings = first_and_rest(operation)
-    yield x, delta * derivative(lambda a: function(a, *rest, **settings), x)
+    formula = _FORMULAS.get(operation.name)
+    if formula is not None and not rest and not settings:
+        yield x, formula(delta, x, operation.output)
+    else:
+        yield x, delta * derivative(lambda a: function(a, *rest, **settings), x)
 
+
+_FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "hardswish": lambda delta, x, _: torch.ops.aten.hardswish_backward(delta, x),
+    "hardsigmoid": lambda delta, x, _: torch.ops.aten.hardsigmoid_backward(delta, x),
+    "gelu": lambda delta, x, _: torch.ops.aten.gelu_backward(delta, x),
+    "silu": lambda delta, x, _: torch.ops.aten.silu_backward(delta, x),
+    "sigmoid": lambda delta, _, y: torch.ops.aten.sigmoid_backward(delta, y),
+    "tanh": lambda delta, _, y: torch.ops.aten.tanh_backward(delta, y),
+}
+"""δ f'(x) from δ, x and f(x) in one kernel, for functions without further arguments."""
 
 RULES.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
 

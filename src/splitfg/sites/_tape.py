@@ -55,11 +55,16 @@ class Tape:
     Attributes:
         operations: The calls.
         h: The result of the pass.
+        alone: Runs layers by themselves: from their places on the tape and what they read to what they write; ``None``
+            if their modules compute that.
     """
 
     operations: list[Operation] = field(default_factory=list)
     h: Tensor = field(default_factory=lambda: torch.empty(0))
+    alone: Callable[[Mapping[int, Tensor]], Mapping[int, Tensor]] | None = None
     _active: dict[int, Tensor] = field(default_factory=dict)
+    _layers: list[tuple[int, Operation]] = field(default_factory=list)
+    _searched: int = 0
 
     def is_active(self, value: Any) -> bool:
         """Whether a tensor depends on a trained parameter."""
@@ -69,6 +74,15 @@ class Tape:
         """Append an operation that depends on a trained parameter."""
         self.operations.append(operation)
         self._active.update({id(t): t for t in _tensors(operation.output) if _is_differentiable(t)})
+
+    def layers(self) -> list[tuple[int, Operation]]:
+        """Return the calls of layers; see :func:`layer_operations`."""
+        for place in range(self._searched, len(self.operations)):
+            module = self.operations[place].module
+            if module is not None and has_layer_gradients(module) and not has_pull_back(module):
+                self._layers.append((place, self.operations[place]))
+        self._searched = len(self.operations)
+        return self._layers
 
 
 @runtime_checkable
@@ -143,13 +157,7 @@ def is_activation(module: nn.Module) -> bool:
 
 def layer_operations(tape: Tape) -> list[tuple[int, Operation]]:
     """Return the calls of layers with their places: modules that know their own gradient, norms left out."""
-    return [
-        (place, operation)
-        for place, operation in enumerate(tape.operations)
-        if operation.module is not None
-        and has_layer_gradients(operation.module)
-        and not has_pull_back(operation.module)
-    ]
+    return tape.layers()
 
 
 class _Recorder(TorchFunctionMode):
@@ -325,4 +333,6 @@ def _is_differentiable(t: Tensor) -> bool:
 
 
 def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

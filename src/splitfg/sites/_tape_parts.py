@@ -48,7 +48,7 @@ def _copied(tape: Tape, change: Callable[[Tensor], Tensor]) -> Tape:
             known[id(value)] = change(value)
         return known[id(value)]
 
-    copy = Tape(h=changed(tape.h))
+    copy = Tape(h=changed(tape.h), alone=tape.alone)
     for o in tape.operations:
         args, kwargs, output = pytree.tree_map(changed, (o.args, dict(o.kwargs), o.output))
         copy.add(Operation(o.name, o.module, args, kwargs, output))

@@ -79,6 +79,7 @@ class Split:
         self.model = model if model is not None else Joined(trunk, head)
         self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
         self._head_names = names_of(head, self.model)
+        self._of_trunk, self._of_head = set(self._trunk_names.values()), set(self._head_names.values())
         raise_if(self._problems())
         self._validated: set[tuple[Hashable, tuple[bool, ...]]] = set()
         self._passes = Passes(getattr(head, "observed", None) or Observed())
@@ -91,16 +92,15 @@ class Split:
     @property
     def roles(self) -> dict[str, Role]:
         """The role of every parameter of the model, in the model's order."""
-        trunk, head = set(self._trunk_names.values()), set(self._head_names.values())
-        roles = {}
-        for name, p in self.model.named_parameters():
-            if not p.requires_grad or name not in trunk | head:
-                roles[name] = Role.FROZEN
-            elif name in trunk & head:
-                roles[name] = Role.TIED
-            else:
-                roles[name] = Role.TRUNK if name in trunk else Role.HEAD
-        return roles
+        return {name: self._role(name, p) for name, p in self.model.named_parameters()}
+
+    def _role(self, name: str, p: Tensor) -> Role:
+        in_trunk, in_head = name in self._of_trunk, name in self._of_head
+        if not p.requires_grad or not (in_trunk or in_head):
+            return Role.FROZEN
+        if in_trunk and in_head:
+            return Role.TIED
+        return Role.TRUNK if in_trunk else Role.HEAD
 
     def training_flags(self) -> tuple[bool, ...]:
         """Return ``training`` of every module of the trunk, the head and the model."""
@@ -244,7 +244,7 @@ class Split:
 
     def all_trunk_params(self) -> Params:
         """Return every parameter of the trunk, frozen and tied ones included."""
-        return {n: p.detach() for n, p in self.model.named_parameters() if n in set(self._trunk_names.values())}
+        return {n: p.detach() for n, p in self.model.named_parameters() if n in self._of_trunk}
 
     def head_params(self) -> Params:
         """Return the parameters with an exact gradient from the head: its own trained ones and tied ones."""
@@ -333,8 +333,7 @@ class Split:
             return disagreement(self.model, self.head, self.predict, x, self.interface)
 
     def _params(self, *roles: Role) -> Params:
-        held = self.roles
-        return {n: p.detach() for n, p in self.model.named_parameters() if held[n] in roles}
+        return {n: p.detach() for n, p in self.model.named_parameters() if self._role(n, p) in roles}
 
     def _problems(self) -> list[str]:
         found = []

