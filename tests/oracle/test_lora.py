@@ -83,11 +83,13 @@ def test_a_narrow_base_with_wide_adapters():
     assert relative(found.stats.scores, s.trunk_params(), grads) <= 0.05
 
 
-def test_activities_of_adapters():
-    model, batch, grads = made(ADAPTED_HEAD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activities_of_adapters(dtype):
+    model, batch, grads = made(ADAPTED_HEAD, dtype)
     s = split(model)
     found = ActivityFG(K=2)(s, *s.unpack(batch), generator=generator())
     assert set(found.grads) == set(grads)
+    assert {g.dtype for g in found.grads.values()} == {torch.float32}
 
 
 def test_learned_feedback_reaches_all_adapters():

@@ -124,7 +124,8 @@ class ActivityFG:
             guess, change = self._guess(split, x, head.u(0, seen.h, y), shapes, generator, share)
             deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, guess, generator, share)
             for name, a in inputs.items():
-                own = layer_gradients(split.trunk.get_submodule(name), a, deltas[name])
+                read = a.to(deltas[name].dtype) if a.is_floating_point() else a
+                own = layer_gradients(split.trunk.get_submodule(name), read, deltas[name])
                 grads.update(under(name, own))
             return self._assembled(split.named_trunk_grads(grads), scores, head, change, share)
 
@@ -197,7 +198,11 @@ class ActivityFG:
 
         Sums run over this process's share of the tangents; its scores are zero for the others.
         """
-        still = {name: torch.zeros(shape, dtype=r.dtype, device=r.device) for name, shape in shapes.items()}
+        still = {
+            # adapters may be wider than the layers around them
+            name: torch.zeros(shape, dtype=next(split.trunk.get_submodule(name).parameters()).dtype, device=r.device)
+            for name, shape in shapes.items()
+        }
         deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, r.new_zeros(self.K)
         for start, drawn in self._noise(still, generator):
             own = share.within(start, start + len(next(iter(drawn.values()))), self.K)

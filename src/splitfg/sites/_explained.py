@@ -20,6 +20,7 @@ from splitfg.types import Inputs, Params, TrunkFunction
 # Relative errors that rounding explains; finite differences are less exact.
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
 _COARSE = 0.1
+_TF32 = 0.02
 
 Derivative = Callable[[TrunkFunction, Params, Params], Tensor]
 """From a function, its argument and a direction to the directional derivative."""
@@ -46,7 +47,7 @@ def activity_problems(
     """
     case = _case(split, chosen, x)
     p = next(iter(case.change.values()), torch.empty(0))
-    allowed = _ROUNDING.get(p.dtype, _COARSE) if exact else _COARSE
+    allowed = _rounding(split, case) if exact else _COARSE
     found = [problem for name in case.inputs for problem in _layer_problems(split, case, name, allowed)]
     if found or not case.inputs:
         return found
@@ -59,6 +60,14 @@ def activity_problems(
     if _close(sum(responses, torch.zeros_like(by_weights)), by_weights, allowed):
         return []
     return [_elsewhere(case, name) for name in _misused(split, case, derivative, allowed)]
+
+
+def _rounding(split: Split, case: _Case) -> float:
+    """Return the relative error that the narrowest dtype of the trunk explains, that of frozen parameters included."""
+    tensors = [*split.all_trunk_params().values(), *case.outputs.values()]
+    dtypes = {t.dtype for t in tensors if t.is_floating_point()}
+    tf32 = any(t.is_cuda for t in tensors) and torch.get_float32_matmul_precision() != "highest"
+    return max((max(_ROUNDING.get(d, _COARSE), _TF32 * tf32) for d in dtypes), default=_COARSE)
 
 
 @dataclass(frozen=True)
