@@ -14,6 +14,7 @@ from splitfg import (
     CheckpointedBackprop,
     ForwardMode,
     FrozenTrunk,
+    LearnedFeedback,
     LinearHead,
     Orthogonal,
     ReverseModeHead,
@@ -82,6 +83,11 @@ class TestCheckpointing:
         model, x, y = built(Dense), noise(4, 3), classes(4, count=3)
         expected, s = gradient(model, x, y), split(model)
         close(CheckpointedBackprop()(s, x, y).grads, expected)
+        learned, draws = LearnedFeedback(), generator()
+        for _ in range(30):
+            learned.update_state(s, learned(s, x, y, generator=draws))
+        found = learned(s, x, y, generator=draws).grads
+        assert max(float((found[n] - g).norm() / g.norm()) for n, g in expected.items()) < 0.05
 
     def test_a_block_that_is_not_there(self):
         s = split(built(self.model))

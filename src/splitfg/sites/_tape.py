@@ -221,9 +221,12 @@ class _Recorder(TorchFunctionMode):
         outputs = [t for t in _tensors(operation.output) if _is_differentiable(t)]
         if not outputs or not (active or any(self._depends(t) for t in _tensors((operation.args, operation.kwargs)))):
             return operation.output
+        output = operation.output
         if self._alter is not None:
-            altered = self._alter(len(self._tape.operations), operation.output)
-            operation = Operation(operation.name, operation.module, operation.args, operation.kwargs, altered)
+            output = self._alter(len(self._tape.operations), output)
+        # copies of lists among the arguments, to which the trunk may append later
+        args, kwargs = pytree.tree_map(lambda value: value, (operation.args, dict(operation.kwargs)))
+        operation = Operation(operation.name, operation.module, args, kwargs, output)
         self._tape.add(operation)
         return operation.output
 
