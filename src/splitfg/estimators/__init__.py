@@ -3,6 +3,7 @@
 from splitfg.estimators._combine import Combination, Mean, Projection
 from splitfg.estimators._pull_pass import predicted_gradient, stream_rows
 from splitfg.estimators.activity_fg import ActivityFG
+from splitfg.estimators.anchored_feedback import AnchoredFeedback
 from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
 from splitfg.estimators.direct_path import DirectPath
 from splitfg.estimators.evolution import EvolutionStrategy
@@ -24,6 +25,7 @@ from splitfg.estimators.split_fg import SplitFG
 
 __all__ = [
     "ActivityFG",
+    "AnchoredFeedback",
     "Backprop",
     "CheckpointedBackprop",
     "Combination",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -167,9 +167,9 @@ class LearnedFeedback:
             split.validate_once("learned feedback's tape", lambda: pass_problems(split, x))
         return _recorded(split, x)
 
-    def sweep(self, split: Split, tape: Tape, u: Tensor) -> Swept:
-        """Carry u through a recorded pass."""
-        return sweep(tape, u, self.route, _trained(split))
+    def sweep(self, split: Split, tape: Tape, u: Tensor, keep: Collection[int] = ()) -> Swept:
+        """Carry u through a recorded pass; keep gradients at the outputs of these places."""
+        return sweep(tape, u, self.route, _trained(split), keep)
 
     def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
         """Return the change of the maps from the rows of all processes; see :meth:`learn`."""

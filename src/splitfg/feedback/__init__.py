@@ -7,10 +7,10 @@ identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradie
 In any trunk of layers, a :class:`Route` carries u to every layer through maps that learn from measured responses.
 """
 
+from splitfg.feedback._every_nth import EveryNth, Pace
 from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
-from splitfg.feedback._measured import MeasuredMaps
 from splitfg.feedback._probes import (
     CoarseReadout,
     Difference,
@@ -23,6 +23,7 @@ from splitfg.feedback._probes import (
 )
 from splitfg.feedback._routes import Direct, Relay, Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
+from splitfg.feedback._transposed import Transposed
 
 __all__ = [
     "AlignedMaps",
@@ -30,6 +31,7 @@ __all__ = [
     "DeltaRule",
     "Difference",
     "Direct",
+    "EveryNth",
     "Feedback",
     "FixedMaps",
     "ForwardDFA",
@@ -39,10 +41,10 @@ __all__ = [
     "LearnedMaps",
     "MapRule",
     "MeanJacobian",
-    "MeasuredMaps",
     "MismatchedPassError",
     "Noise",
     "NoiseControl",
+    "Pace",
     "Probe",
     "Proximal",
     "RandomMaps",
@@ -51,6 +53,7 @@ __all__ = [
     "Route",
     "Shares",
     "Swept",
+    "Transposed",
     "UnchangedFeedback",
     "sweep",
 ]

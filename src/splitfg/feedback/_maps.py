@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitfg.errors import SplitError
-from splitfg.feedback._measured import MeasuredMaps
+from splitfg.feedback._every_nth import EveryNth
 from splitfg.numerics import widened
 from splitfg.tangents import row_noise
 from splitfg.types import Params
@@ -131,7 +131,7 @@ class NoiseControl(Feedback):
         return noise
 
 
-class LearnedMaps(MeasuredMaps, Feedback):
+class LearnedMaps(EveryNth, Feedback):
     """Feedback that learns from the response of the top of the stream to noise at every writer."""
 
     @property

@@ -16,8 +16,8 @@ from torch.nn.grad import conv1d_input, conv2d_input, conv2d_weight
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
+from splitfg.feedback._every_nth import EveryNth
 from splitfg.feedback._map_rules import DeltaRule, MapRule, Proximal
-from splitfg.feedback._measured import MeasuredMaps
 from splitfg.feedback._probes import Noise, Response
 from splitfg.numerics import widened
 from splitfg.sites import Operation, Tape, layer_operations
@@ -43,7 +43,7 @@ class Shares:
     fixed: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-class Route(MeasuredMaps, ABC):
+class Route(EveryNth, ABC):
     """Maps that carry a gradient to the places that layers read, and the rule by which they learn.
 
     Args:
@@ -286,6 +286,32 @@ class Direct(Route):
             read = tape.operations[read_place].output
             fixed[id(read)] = self._predicted(tape, name, read, rows, delta)
         return Shares(fixed=fixed)
+
+    def read_places(self, tape: Tape) -> list[int]:
+        """Return the places that maps lead to."""
+        return _read_places(tape)
+
+    def aligned(self, tape: Tape, gradients: Mapping[int, Tensor], deltas: Mapping[int, Tensor], u: Tensor) -> Params:
+        """Return the change of the maps that true gradients ask for: one step of the rule with G = Σ over rows δᵀ g.
+
+        Args:
+            tape: The recorded pass.
+            gradients: True gradients g at the read places.
+            deltas: True gradients at the outputs of layers; δ is that of the last.
+            u: dL/dh, which is δ if some paths to h do not pass through the last layer.
+        """
+        last = _last_layer(tape)
+        delta = u if last is None else deltas[last]
+        rows, changes = widened(delta.flatten(_row_dims(tape)).flatten(0, -2)), {}
+        for place, name in _readers(tape).items():
+            if place not in gradients:
+                continue
+            read = tape.operations[place].output
+            g = gradients[place].expand(read.shape)
+            g = g.flatten(2).sum(-1) if _is_image(tape, read, delta) else g.flatten(_row_dims(tape)).flatten(0, -2)
+            maps = self._map(name, (1, rows.shape[-1], g.shape[-1]), rows)
+            changes[name] = self.rule.change(maps, widened(g)[None], rows[None])
+        return changes
 
     def _predicted(self, tape: Tape, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         leading = rows.shape[:-1]

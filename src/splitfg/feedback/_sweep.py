@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -31,13 +31,15 @@ class Swept:
     Attributes:
         grads: Gradients of trained parameters, by the trunk's names.
         deltas: Gradients at the outputs of layers, by the place of the call.
+        kept: Gradients at the outputs of the operations that were asked for, by place.
     """
 
     grads: Params
     deltas: Mapping[int, Tensor]
+    kept: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str]) -> Swept:
+def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str], keep: Collection[int] = ()) -> Swept:
     """Go through a tape from h to its beginning: no reverse-mode differentiation, no weight of another layer.
 
     Args:
@@ -45,23 +47,24 @@ def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str]) -> Sw
         u: dL/dh.
         route: Carries gradients from the outputs of layers to the tensors that layers read.
         trained: From ``id`` of a trained parameter to the trunk's name of it.
+        keep: Places of operations, the gradients at whose outputs are returned.
 
     Raises:
         SplitError: An operation has no closed-form pullback.
     """
-    pass_on = _Pass(tape, route, trained)
+    pass_on = _Pass(tape, route, trained, keep)
     pass_on.take(route.back(tape, None, u))
     pass_on.add(tape.h, u)
     for place in reversed(range(len(tape.operations))):
         pass_on.pull(place)
-    return Swept(pass_on.reached(), pass_on.deltas)
+    return Swept(pass_on.reached(), pass_on.deltas, pass_on.kept)
 
 
 class _Pass:
     """Gradients at tensors while a sweep goes on."""
 
-    def __init__(self, tape: Tape, route: Route, trained: Mapping[int, str]) -> None:
-        self._tape, self._route, self._trained = tape, route, trained
+    def __init__(self, tape: Tape, route: Route, trained: Mapping[int, str], keep: Collection[int]) -> None:
+        self._tape, self._route, self._trained, self._keep = tape, route, trained, keep
         self._layers = {place for place, _ in layer_operations(tape)}
         self._weights = _of_parameters_alone(tape, trained)
         self._at: dict[int, Tensor] = {}
@@ -69,6 +72,7 @@ class _Pass:
         self._unreached: set[str] = set()
         self.grads: Params = {}
         self.deltas: dict[int, Tensor] = {}
+        self.kept: dict[int, Tensor] = {}
 
     def take(self, shares: Any) -> None:
         self._fixed.update(shares.fixed)
@@ -93,6 +97,8 @@ class _Pass:
         delta = self._delta(operation.output)
         if delta is None:
             return
+        if place in self._keep:
+            self.kept[place] = delta
         module = operation.module
         if place in self._layers:
             self._layer(place, operation, delta)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from splitfg.compiled import Compile, whole
 from splitfg.errors import SplitError
 from splitfg.estimators import MessagingEstimator
-from splitfg.feedback import MeasuredMaps
+from splitfg.feedback import EveryNth
 from splitfg.learners.gradient import GradientLearner
 from splitfg.numerics import norm
 from splitfg.splitting import Role
@@ -103,7 +103,7 @@ class CapturedLearner:
         self._no_target = torch.empty(0)
         self._x: Any = None
         self._y: Target | None = None
-        self._measured = [maps for maps in learner.learned.values() if isinstance(maps, MeasuredMaps)]
+        self._measured = [maps for maps in learner.learned.values() if isinstance(maps, EveryNth)]
         self._checked: set[_Kind] = set()
         self._rates: DeviceRates
         self._replays: dict[_Kind, Replay[StepStats]] = {}

@@ -18,6 +18,7 @@ from splitfg.recipes._direct_path import (
 )
 from splitfg.recipes._learned_feedback import (
     AlignedRule,
+    AnchoredFeedbackMethod,
     CoarseProbe,
     DeltaMapRule,
     DerivativeProbe,
@@ -62,6 +63,7 @@ __all__ = [
     "AdamL2",
     "AdamW",
     "AlignedRule",
+    "AnchoredFeedbackMethod",
     "AnnealedMapsFeedback",
     "BackpropMethod",
     "CoarseProbe",

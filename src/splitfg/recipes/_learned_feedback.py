@@ -293,6 +293,31 @@ class LearnedFeedbackMethod(MethodRecipe):
 
 
 @dataclass(frozen=True)
+class AnchoredFeedbackMethod(MethodRecipe):
+    """GrAPE's aligned feedback with steps of backpropagation as anchors: a baseline, not forward-only.
+
+    Attributes:
+        every: Steps from one anchor to the next.
+        rule: Turns the maps towards Jacobians.
+    """
+
+    name: ClassVar[str] = "anchored_feedback"
+
+    every: int = 100
+    rule: AlignedRule = field(default_factory=AlignedRule)
+
+    def __post_init__(self) -> None:
+        raise_if(below(1, self, "every"))
+
+    def build(self) -> Estimator:
+        """Return :class:`~splitfg.estimators.AnchoredFeedback`."""
+        from splitfg.estimators import AnchoredFeedback, LearnedFeedback
+        from splitfg.feedback import Direct, Pace
+
+        return AnchoredFeedback(LearnedFeedback(Direct(self.rule.build())), Pace(self.every))
+
+
+@dataclass(frozen=True)
 class PredictedActivityMethod(MethodRecipe):
     """Activity tangents that estimate only what learned feedback leaves: unbiased.
 

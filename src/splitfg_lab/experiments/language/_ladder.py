@@ -12,6 +12,7 @@ from splitfg.recipes import (
     Adam,
     AdamW,
     AlignedRule,
+    AnchoredFeedbackMethod,
     AnnealedMapsFeedback,
     BackpropMethod,
     DeltaMapRule,
@@ -120,6 +121,16 @@ RUNGS: dict[str, Rung] = {
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
     "grape": Rung("GrAPE's aligned feedback, no anchors", _ALIGNED, (0.03, 0.1), _MAPS),
+    **{
+        f"grape-anchor{n}": Rung(
+            f"GrAPE's aligned feedback, backprop every {n} steps",
+            AnchoredFeedbackMethod(n),
+            (0.03, 0.1),
+            "2n; 3n at anchors",
+            every=n,
+        )
+        for n in (10, 100)
+    },
     "learned-direct": Rung("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), (0.03, 0.1), _MAPS),
     "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
     **{f"learned-every{n}": _seldom(n) for n in (2, 4, 8)},

@@ -68,7 +68,8 @@ def _ladder(corpus: str) -> Table:
 
 def _row(label: str, tenth: str, full: str | None, waits: str, *, every: int = 1) -> Row:
     cost = ("step_ms", "peak_memory_mib", "jvps_per_step", "block_backward", "trunk_backward")
-    decimals = (2, 0, 0 if every == 1 else 2, 0, 0)
+    fraction = 0 if every == 1 else 2
+    decimals = (2, 0, fraction, 0, fraction)
     return Row(
         label,
         (
