@@ -18,6 +18,7 @@ REQUIRED = (
     *("BertForSequenceClassification", "ViTForImageClassification", "T5ForConditionalGeneration"),
     *("WhisperForConditionalGeneration", "GPT2ForSequenceClassification", "LlamaForSequenceClassification"),
     *("BartForConditionalGeneration", "Gemma2ForCausalLM", "GraniteForCausalLM", "MambaForCausalLM"),
+    *("BloomForCausalLM", "MixtralForCausalLM", "Wav2Vec2ForSequenceClassification"),
 )
 BY_NAME = {case.name: case for case in CASES}
 K = 2

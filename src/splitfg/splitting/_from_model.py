@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
-from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name
+from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name, substitutes
 from splitfg.splitting._interface import Interface
 from splitfg.splitting._readout import Kept, PassedOn, postprocessed
 from splitfg.splitting._replace import held_beside, replaced, submodule, without
@@ -130,9 +130,11 @@ def _cut_hugging_face(
     rest = postprocessed(model, layer) if name == readout_name(model) else None
     if rest is not None:
         kept = Kept(layer, layer.get_parameter("weight").shape[0])
-        trunk = replaced(model, {name: kept}, replace(interface, output=kept.taken), held_beside(model, name))
+        trunk = replaced(
+            model, {**substitutes(model), name: kept}, replace(interface, output=kept.taken), held_beside(model, name)
+        )
         return trunk, (head or ReverseModeHead)(rest, loss)
-    trunk = replaced(model, {name: PassedOn(layer)}, interface, held_beside(model, name))
+    trunk = replaced(model, {**substitutes(model), name: PassedOn(layer)}, interface, held_beside(model, name))
     if head is None and has_closed_form(layer):
         assert isinstance(layer, nn.Linear)
         return trunk, LinearHead(layer, loss=loss)

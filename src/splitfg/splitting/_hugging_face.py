@@ -50,6 +50,28 @@ def readout_name(model: nn.Module) -> str | None:
     return next((name for name, module in model.named_modules() if module is layer), None) if layer else None
 
 
+def substitutes(model: nn.Module) -> dict[str, nn.Module]:
+    """Return modules with a forward-mode rule that compute the same as some without one, by the name of the latter.
+
+    Bloom's GELU is a ``torch.autograd.Function`` without ``jvp``; outputs and gradients are those of the tanh form.
+    """
+    found = {name: module for name, module in model.named_modules() if type(module).__name__ == "BloomGelu"}
+    x = torch.linspace(-3, 3, 13)
+    expected = _value_and_slope(nn.GELU("tanh"), x)
+    return {n: nn.GELU("tanh") for n, m in found.items() if _all_close(_value_and_slope(m, x), expected)}
+
+
+def _value_and_slope(function: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        x = x.clone().requires_grad_()
+        z = function(x)
+        return z.detach(), torch.autograd.grad(z.sum(), x)[0]
+
+
+def _all_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
 def model_problems(model: nn.Module, *, default_loss: bool, default_cut: bool) -> list[str]:
     """List settings of a model that a split cannot follow.
 
