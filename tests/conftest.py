@@ -2,8 +2,12 @@
 
 import contextlib
 import os
+import signal
 
 import pytest
+
+if hasattr(signal, "SIGHUP"):  # nohup ignores it, and the processes that tests start would inherit that
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if os.environ.get("SPLITFG_TEST_DTYPE"):  # make float64
     import torch
