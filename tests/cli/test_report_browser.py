@@ -413,3 +413,12 @@ def test_the_page_would_not_run_a_foreign_script_nor_ask_anyone(open_tab: OpenTa
     assert tab.js("window.broken") is None
     refused = [text for text in tab.complaints() if "Content Security Policy" in str(text)]
     assert len(refused) == 2
+
+
+def test_bold_is_for_the_best_of_all_alone(open_tab: OpenTab):
+    """The legend says so; the best with no backward pass has a tint, and is bold only if nothing beats it."""
+    weights = open_tab().js("""[...document.querySelectorAll("td > .ours")].map(e => [
+        e.parentElement.classList.contains("best"), e.parentElement.classList.contains("best-forward"),
+        Number(getComputedStyle(e).fontWeight) >= 600])""")
+    assert {(best, forward) for best, forward, _ in weights} >= {(True, False), (False, True), (False, False)}
+    assert all(bold == best for best, _, bold in weights)

@@ -184,7 +184,8 @@ def _difference(cell: CellView) -> Text:
 
 
 def _ours(cell: CellView) -> Text:
-    style = "bold green" if cell.best_forward else "bold" if cell.best else _STATES.get(cell.state, "")
+    marks = ["bold"] * cell.best + ["green"] * cell.best_forward
+    style = " ".join(marks) or _STATES.get(cell.state, "")
     text = Text(cell.text, style=style)
     for variant in cell.variants:
         text.append(f"\n{variant.text} {variant.mark}", style=_QUIET)
