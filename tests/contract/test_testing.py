@@ -117,3 +117,11 @@ def test_regression_networks_too():
 def test_the_example_has_no_dead_layer():
     split, x, y = example_split()
     assert all(g.norm() > 0 for g in splitfg.Backprop()(split, x, y).grads.values())
+
+
+def test_an_estimator_itself_is_checked_as_its_class_is():
+    estimator = splitfg.LearnedFeedback()
+    check_estimator(estimator)
+    assert not estimator.route.state_dict()  # copies of it learned
+    with pytest.raises(AssertionError, match="write_grads alone"):
+        check_estimator(wrong(written)())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +46,7 @@ def example_split(*, dtype: torch.dtype = torch.float64) -> tuple[Split, Tensor,
 
 
 def check_estimator(
-    make: Callable[[], Estimator],
+    estimator: Estimator | Callable[[], Estimator],
     split: Split | None = None,
     x: Inputs | None = None,
     y: Target | None = None,
@@ -58,7 +60,7 @@ def check_estimator(
     that does not call itself biased is compared with backpropagation over a fixed number of draws.
 
     Args:
-        make: Returns a new estimator.
+        estimator: The estimator, of which every check takes a copy; or a class or function that returns a new one.
         split: The network; a small ReLU network by default.
         x: Inputs, of at least two rows.
         y: Target.
@@ -70,17 +72,26 @@ def check_estimator(
     Example:
         >>> from splitfg import SplitFG
         >>> from splitfg.testing import check_estimator
-        >>> check_estimator(lambda: SplitFG(K=4))
+        >>> check_estimator(SplitFG(K=4))
     """
     if split is None or x is None or y is None:
         split, x, y = example_split()
-    found = []
+    make, found = _factory(estimator), []
     for check in (_is_pure, _is_reproducible, _fits, _tells_the_truth, _rejects, _restores):
         found += [f"{check.__name__[1:].replace('_', ' ')}: {problem}" for problem in check(make, split, x, y)]
     if draws and not found:
         found += _unbiased(make, split, x, y, draws)
     if found:
         raise AssertionError("the estimator breaks the contract:\n" + "\n".join(f"- {problem}" for problem in found))
+
+
+def _factory(estimator: Estimator | Callable[[], Estimator]) -> Callable[[], Estimator]:
+    """Return a function that makes estimators; one that takes no arguments is such a function itself."""
+    try:
+        inspect.signature(estimator).bind()
+    except TypeError:
+        return partial(copy.deepcopy, cast(Estimator, estimator))
+    return cast("Callable[[], Estimator]", estimator)
 
 
 def _estimate(make: Callable[[], Estimator], split: Split, x: Inputs, y: Target, seed: int = 0) -> Estimate:
