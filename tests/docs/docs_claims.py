@@ -328,3 +328,41 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("`block`), {} times the time", bench_ratio("head", "ms", "block20", "autograd")),
     ),
 }  # fmt: skip
+
+
+def gains(methods: tuple[str, ...], sets: tuple[str, ...]) -> list[float]:
+    """By how much methods are better than in the paper, in points of accuracy or in RMSE, smallest first."""
+    rows = [row for row in DATA if row.name in sets]
+    sign = {"higher": 1, "lower": -1}
+    return sorted(
+        sign[row.better] * (recorded("tabular", f"{row.name}-{method}", row.metric) - row.paper[method].mean)
+        for row in rows
+        for method in methods
+        if method in row.paper
+    )
+
+
+def diamond_rmse(training_seeds: tuple[int, ...]) -> list[float]:
+    """Of backprop on the second fold, smallest first."""
+    runs = [r for r in reports("tabular") if r.preset == "diamond-backprop" and r.seed == 1]
+    return sorted(r.metrics["rmse"] for r in runs if r.config["training_seed"] in training_seeds)
+
+
+CLASSES = tuple(row.name for row in DATA if row.metric == "accuracy")
+REGRESSION = tuple(row.name for row in DATA if row.metric != "accuracy")
+LOCAL = ("forward_forward", "predictive_coding", "hopfield")
+TANGENT = ("backprop", "pure_fg", "es", "split_fg")
+
+RESULTS_IN_PROTOCOLS: dict[str, tuple[Claim, ...]] = {
+    "src/splitfg_lab/experiments/tabular/README.md": (
+        claim("are {} to {} points better than in the paper, in the same order",
+              lambda: gains(TANGENT, ("covertype",))[0], lambda: gains(TANGENT, ("covertype",))[-1]),
+        claim("an RMSE of {} on it.", lambda: diamond_rmse((0,))[0]),
+        claim("it has {} to {}; these runs", lambda: diamond_rmse((1, 2, 3, 4))[0],
+              lambda: diamond_rmse((1, 2, 3, 4))[-1]),
+        claim("better than in the paper, by {} to {} points and {} to {} RMSE",
+              lambda: gains(LOCAL, CLASSES)[0], lambda: gains(LOCAL, CLASSES)[-1],
+              lambda: gains(LOCAL, REGRESSION)[0], lambda: gains(LOCAL, REGRESSION)[-1]),
+    ),
+}  # fmt: skip
+"""Recorded numbers in protocols, whose other numbers are settings, or are marked as not recorded."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from docs_claims import CLAIMS, Claim, holm_p
+from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, Claim, holm_p
 from docs_records import ROOT, experiment, paper, recorded, shown
 
 from splitfg_lab.experiments import Paired
@@ -38,7 +38,10 @@ def pattern(claim: Claim) -> re.Pattern[str]:
     return re.compile(re.escape(claim.text).replace(re.escape("{}"), f"({NUMBER})"))
 
 
-@pytest.mark.parametrize(("page", "claim"), [(page, c) for page, claims in CLAIMS.items() for c in claims if c.values])
+@pytest.mark.parametrize(
+    ("page", "claim"),
+    [(page, c) for page, claims in (CLAIMS | RESULTS_IN_PROTOCOLS).items() for c in claims if c.values],
+)
 def test_prose(page, claim):
     found = pattern(claim).search(prose(page))
     assert found, f"{page} has no sentence like this: {claim.text}"
