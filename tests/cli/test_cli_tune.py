@@ -143,6 +143,56 @@ def test_bad_input_gives_one_clear_error(folder, tmp_path, data, options, words)
     assert list(tmp_path.iterdir()) == []
 
 
+def small(tmp_path, y, x=None):
+    x = np.zeros((len(y), 4), np.float32) if x is None else x
+    (tmp_path / "net.onnx").write_bytes(example_model((4, 8, 3)))
+    np.savez(tmp_path / "data.npz", x=x, t=np.asarray(y))
+    return "tune", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "--target", "t", "--steps", 1
+
+
+@pytest.mark.parametrize(
+    ("y", "rows", "words"),
+    [(range(40), 40, "its own class"), ([0, 1] * 5, 40, "different numbers of rows"), ([1] * 40, 40, "1 class")],
+)
+def test_targets_that_do_not_fit_raise(tmp_path, y, rows, words):
+    done = call(*small(tmp_path, list(y), np.zeros((rows, 4), np.float32)), "--out", tmp_path / "out.onnx")
+    assert words in str(done.exception)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_device_or_a_folder_is_no_output(tmp_path):
+    done = call(*small(tmp_path, [0, 1] * 20), "--out", tmp_path)
+    assert "folder or a device" in str(done.exception)
+
+
+def test_an_empty_table_raises(tmp_path):
+    pd.DataFrame(columns=[*"abcd", "t"]).to_csv(tmp_path / "none.csv", index=False)
+    (tmp_path / "net.onnx").write_bytes(example_model((4, 8, 3)))
+    data = tmp_path / "none.csv"
+    done = call("tune", tmp_path / "net.onnx", "--data", data, "--target", "t", "--out", tmp_path / "out.onnx")
+    assert "has no rows" in str(done.exception)
+
+
+def test_a_graph_without_weights_trains_a_head_alone_if_asked(tmp_path):
+    command = small(tmp_path, [0, 1] * 20, np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
+    relu = model([helper.make_node("Relu", ["x"], ["h"])], {}, {"x": ["rows", 4]}, {"h": ["rows", 4]})
+    (tmp_path / "net.onnx").write_bytes(relu)
+    done = call(*command, "--out", tmp_path / "out.onnx")
+    assert "no weight to train" in str(done.exception)
+    done = call(*command, "--out", tmp_path / "out.onnx", "--method", "head")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_graph_of_one_row_is_tuned_and_saved(tmp_path):
+    command = small(tmp_path, [0, 1] * 20, np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
+    weights = {"w": random(np.random.default_rng(1), 4, 6)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Relu", ["z"], ["h"])]
+    (tmp_path / "net.onnx").write_bytes(model(nodes, weights, {"x": [1, 4]}, {"h": [1, 6]}))
+    done = call(*command, "--out", tmp_path / "out.onnx")
+    assert done.exit_code == 0, done.output
+    assert ort.InferenceSession(tmp_path / "out.onnx").run(["label"], {"x": np.zeros((1, 4), np.float32)})
+
+
 def test_the_network_itself_is_no_output(folder):
     done = call("tune", folder / "net.onnx", "--data", folder / "digits.npz", "--out", folder / "net.onnx")
     assert "never written to" in str(done.exception)

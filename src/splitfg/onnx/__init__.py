@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from splitfg.onnx._adapters import Adapter, LowRank, ScaleAndBias
     from splitfg.onnx._engine import OnnxDevice
-    from splitfg.onnx._estimators import OnnxClassifier, OnnxRegressor, inputs_of
+    from splitfg.onnx._estimators import OnnxClassifier, OnnxRegressor
     from splitfg.onnx._file import OnnxFile
+    from splitfg.onnx._inputs import inputs_of
     from splitfg.onnx._save import save, with_head
     from splitfg.onnx._show import Description, describe
     from splitfg.onnx._trunk import OnnxTrunk, example_model
@@ -56,7 +57,7 @@ _HOMES = {
     "example_model": "_trunk",
     "fit_head": "_tuning",
     "hidden": "_tuning",
-    "inputs_of": "_estimators",
+    "inputs_of": "_inputs",
     "predict": "_tuning",
     "save": "_save",
     "with_head": "_save",

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from splitfg.errors import SplitError
-from splitfg.onnx._file import Arrays, OnnxFile, dtype_of, open_session, read_names
+from splitfg.onnx._file import Arrays, OnnxFile, cause, dtype_of, open_session, read_names
 from splitfg.types import Params
 
 _ADD = "splitfg.add."
@@ -118,9 +118,8 @@ class OnnxDevice:
         try:
             found = session.run(list(read), given)
         except Exception as error:  # the engine's own exceptions share no base class
-            text = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in feeds.items())
-            raise SplitError([f"ONNX Runtime failed on inputs {shapes}: {text}"]) from error
+            raise SplitError([f"ONNX Runtime failed on inputs {shapes}: {cause(error)}"]) from error
         return dict(zip(read, found, strict=True))
 
     def _cast(self, name: str, value: NDArray[Any]) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, LinearHead, OutputLoss, SquaredError
 from splitfg.onnx._adapters import Adapter
+from splitfg.onnx._inputs import divided, inputs_of, require_other_file, row_problems
 from splitfg.onnx._save import save, with_head
 from splitfg.onnx._trunk import OnnxTrunk
 from splitfg.onnx._tuning import Rows, Settings, Tuning, predict
@@ -109,15 +109,21 @@ class OnnxEstimator(BaseEstimator, ABC):
         trunk = OnnxTrunk(self.model, cut=self.cut, train=self.train, adapters=self.adapters, threads=self.threads)
         x = inputs_of(trunk, X)
         target = np.asarray(y)
-        raise_if(_row_problems(x, target, self.validation_fraction))
+        raise_if(row_problems(x, target, self.validation_fraction) + self._trunk_problems(trunk))
         encoded = self._encode(target)
         torch_state = torch.get_rng_state()
         torch.manual_seed(seed)  # the head's initial weights
         head = LinearHead(nn.Linear(trunk.width(*(t[:2] for t in x)), self._outputs()), loss=self._loss())
         torch.set_rng_state(torch_state)
-        rows, held = _divided(Rows(x, encoded), self.validation_fraction, seed, stratify=self._classes() is not None)
+        rows, held = divided(Rows(x, encoded), self.validation_fraction, seed, stratify=self._classes() is not None)
         self.split_ = Split(trunk, head)
         return Tuning(self.split_, rows, held, settings)
+
+    def _trunk_problems(self, trunk: OnnxTrunk) -> list[str]:
+        if self.method == "head" or any(p.requires_grad for p in trunk.parameters()):
+            return []
+        cures = 'train a head alone (method="head"), add adapters, or cut elsewhere'
+        return [f"{trunk.file.name} has no weight to train below {trunk.cut}: {cures}"]
 
     def end(self, tuning: Tuning) -> Self:
         """Do what :meth:`fit` does after the last step."""
@@ -268,70 +274,3 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):
 
     def _classes(self) -> None:
         return None
-
-
-def inputs_of(trunk: OnnxTrunk, X: Any) -> tuple[Tensor, ...]:
-    """Return the inputs of a network as tensors, floating-point ones in float32.
-
-    Raises:
-        SplitError: If they do not fit its inputs.
-    """
-    names = trunk.file.inputs
-    if isinstance(X, Mapping):
-        missing = [name for name in names if name not in X]
-        raise_if([f"X lacks the inputs {', '.join(missing)}: the network reads {', '.join(names)}"] if missing else [])
-        arrays = [np.asarray(X[name]) for name in names]
-    else:
-        if len(names) > 1:
-            raise SplitError([f"the network has {len(names)} inputs: pass X as a dict with {', '.join(names)}"])
-        arrays = [np.asarray(X)]
-    found = [problem for name, array in zip(names, arrays, strict=True) for problem in _shape(trunk, name, array)]
-    raise_if(found)
-    return tuple(torch.as_tensor(a.astype(np.float32) if a.dtype.kind == "f" else a) for a in arrays)
-
-
-def require_other_file(source: object, path: str | Path) -> None:
-    """Raise an error if ``path`` is the file that is tuned."""
-    if isinstance(source, str | Path) and Path(path).resolve() == Path(source).resolve():
-        raise SplitError([f"{path} is the network that is tuned, which is never written to: choose another name"])
-
-
-def _shape(trunk: OnnxTrunk, name: str, array: NDArray[Any]) -> list[str]:
-    if array.dtype.kind not in "fiub":
-        return [f"input {name} holds {array.dtype}, not numbers: encode text and dates first"]
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return [f"input {name} contains NaN or infinite values: drop or impute those rows"]
-    shape = trunk.file.shapes.get(name)
-    if shape is None:
-        return []
-    fits = len(shape) == array.ndim and all(
-        want is None or want == have for want, have in zip(shape[1:], array.shape[1:], strict=True)
-    )
-    wanted = ", ".join("any" if d is None else str(d) for d in shape[1:])
-    return [] if fits else [f"input {name} has rows of shape {array.shape[1:]}: the network reads ({wanted})"]
-
-
-def _row_problems(x: Sequence[Tensor], y: NDArray[Any], fraction: float) -> list[str]:
-    found = [] if y.ndim == 1 else [f"targets have shape {y.shape}: pass one target per row"]
-    counts = {len(t) for t in x} | {len(y)}
-    if len(counts) > 1:
-        found.append(f"inputs and targets have different numbers of rows ({', '.join(map(str, sorted(counts)))})")
-    elif min(counts) < 4:
-        found.append(f"{min(counts)} rows are too few to train on and to hold some out")
-    if not 0 <= fraction < 1:
-        found.append(f"validation_fraction must be in [0, 1), got {fraction}")
-    if y.dtype.kind == "f" and not np.isfinite(y).all():
-        found.append("targets contain NaN or infinite values: drop those rows")
-    return found
-
-
-def _divided(rows: Rows, fraction: float, seed: int, *, stratify: bool) -> tuple[Rows, Rows | None]:
-    if not fraction:
-        return rows, None
-    counts = torch.bincount(rows.y) if stratify else None
-    by = rows.y.numpy() if counts is not None and int(counts[counts > 0].min()) > 1 else None
-    try:
-        train, held = train_test_split(np.arange(len(rows)), test_size=fraction, random_state=seed, stratify=by)
-    except ValueError:  # fewer held-out rows than classes
-        train, held = train_test_split(np.arange(len(rows)), test_size=fraction, random_state=seed)
-    return rows.part(torch.as_tensor(train)), rows.part(torch.as_tensor(held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,15 @@ def open_session(model: onnx.ModelProto, name: str, threads: int | None = None) 
     try:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the engine's own exceptions share no base class
-        text = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise SplitError([f"ONNX Runtime cannot run {name} ({text}): export it for an opset the engine has"]) from error
+        cure = "export it for an opset and operators that the engine has"
+        raise SplitError([f"ONNX Runtime cannot run {name} ({cause(error)}): {cure}"]) from error
+
+
+def cause(error: Exception) -> str:
+    """Return the first line of an exception of the engine, without the place in its source."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    plain = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    return re.sub(r"^/\S+:\d+ .*?\) (?=[A-Z])", "", plain)
 
 
 def read_names(node: onnx.NodeProto) -> Iterator[str]:
@@ -177,8 +185,7 @@ def _check(model: onnx.ModelProto, name: str) -> None:
     try:
         onnx.checker.check_model(model)
     except Exception as error:
-        text = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
-        raise SplitError([f"{name} is not a valid ONNX model ({text}): export it again"]) from error
+        raise SplitError([f"{name} is not a valid ONNX model ({cause(error)}): export it again"]) from error
     open_session(model, name)
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -73,6 +74,10 @@ def save(model: onnx.ModelProto, path: str | Path, inputs: Sequence[object], out
     kinds = {i.name: dtype_of(i.type.tensor_type.elem_type) for i in model.graph.input}
     named = zip(session.get_inputs(), inputs, strict=True)
     given = {i.name: np.asarray(value).astype(kinds[i.name], copy=False) for i, value in named}
+    rows = _fixed_rows(session)
+    if rows is not None:  # repeat or cut them
+        given = {name: np.resize(value, (rows, *value.shape[1:])) for name, value in given.items()}
+        outputs = torch.as_tensor(np.resize(outputs.numpy(), (rows, *outputs.shape[1:])))
     found = torch.as_tensor(session.run(["outputs"], given)[0])
     error = float((found - outputs).abs().max() / outputs.abs().max().clamp_min(1.0))
     if not error <= _tolerance(model):
@@ -88,6 +93,12 @@ def save(model: onnx.ModelProto, path: str | Path, inputs: Sequence[object], out
     finally:
         temporary.unlink(missing_ok=True)
     return error
+
+
+def _fixed_rows(session: Any) -> int | None:
+    """Return the number of rows that the graph is fixed to; ``None`` if it is free."""
+    first = [i.shape[0] for i in session.get_inputs() if i.shape]
+    return next((rows for rows in first if isinstance(rows, int)), None)
 
 
 def _tolerance(model: onnx.ModelProto) -> float:

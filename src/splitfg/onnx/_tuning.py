@@ -14,6 +14,7 @@ from torch import Tensor
 from splitfg.engines import CentralDifference
 from splitfg.errors import raise_if
 from splitfg.estimators import Estimator, FrozenTrunk, LearnedFeedback, SplitFG
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import ActivityPerturbation, DeviceTrunk
 from splitfg.heads import CrossEntropy, LinearHead
 from splitfg.learners import GradientLearner
@@ -27,11 +28,17 @@ _STEP, _COARSE_STEP = 0.05, 0.3
 
 _LEVELS = 256
 
+
+def _feedback() -> LearnedFeedback:
+    """Return learned feedback whose maps learn from layers that the engine runs alone: white noise needs no solves."""
+    return LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference())
+
+
 METHODS: Final[Mapping[str, Callable[[int, bool], Estimator]]] = {
-    "learned_feedback": lambda K, coarse: LearnedFeedback(),  # noqa: ARG005
+    "learned_feedback": lambda K, coarse: _feedback(),  # noqa: ARG005
     "activity": lambda K, coarse: ActivityPerturbation(K=K, step=_COARSE_STEP if coarse else _STEP),
     "activity_and_feedback": lambda K, coarse: ActivityPerturbation(
-        K=K, step=_COARSE_STEP if coarse else _STEP, prediction=LearnedFeedback()
+        K=K, step=_COARSE_STEP if coarse else _STEP, prediction=_feedback()
     ),
     "weights": lambda K, coarse: SplitFG(K=K, engine=CentralDifference(noise=1 / _LEVELS if coarse else None)),
     "head": lambda K, coarse: FrozenTrunk(),  # noqa: ARG005

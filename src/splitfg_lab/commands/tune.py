@@ -53,6 +53,8 @@ def tune(
     _require_onnx()
     if out.resolve() == model.resolve():
         raise UsageError(f"{out} is the network itself, which is never written to: choose another --out")
+    if out.exists() and not out.is_file():
+        raise UsageError(f"{out} is a folder or a device: give the name of a file with --out")
     if not out.parent.is_dir():
         raise UsageError(f"{out.parent} is not a folder: create it first")
     from splitfg.onnx import OnnxFile

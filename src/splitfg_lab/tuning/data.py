@@ -78,6 +78,8 @@ def _table(path: Path, inputs: Mapping[str, Shape], how: Reading) -> Examples:
     if not how.target or how.target not in table:
         what = f"{path} has no column {how.target!r}" if how.target else f"{path}: no target column given"
         raise DataError(f"{what}: choose one of {shorten(list(table.columns), 12)} with --target")
+    if table.empty:
+        raise DataError(f"{path} has no rows")
     y = table.pop(how.target)
     problems = [f"column {how.target} has missing values: drop those rows"] if y.isna().any() else []
     text = [str(c) for c in table.columns if not pd.api.types.is_numeric_dtype(table[c])]
@@ -105,6 +107,9 @@ def _arrays(path: Path, inputs: Mapping[str, Shape], how: Reading) -> Examples:
     if how.target not in arrays:
         raise DataError(f"{path} has no array {how.target!r}: choose one of {', '.join(arrays)} with --target")
     y = arrays.pop(how.target)
+    counts = {name: len(a) if a.ndim else 0 for name, a in {how.target: y, **arrays}.items()}
+    if len(inputs) == 1 == len(arrays) and len(set(counts.values())) > 1:
+        raise DataError(f"{path}: arrays have different numbers of rows", [f"{n}: {c}" for n, c in counts.items()])
     if len(inputs) == 1 and len(arrays) == 1:
         return Examples({next(iter(inputs)): next(iter(arrays.values()))}, y)
     missing = [name for name in inputs if name not in arrays]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
 from sklearn.model_selection import train_test_split
 
+from splitfg.errors import DataError
 from splitfg.onnx import OnnxClassifier, OnnxRegressor, OnnxTrunk, Tuning
 from splitfg_lab.runs import RunError
 from splitfg_lab.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -106,6 +107,8 @@ def _divided(job: Job) -> tuple[Examples, Examples]:
     y = job.examples.y
     rows = np.arange(len(y))
     counts = np.unique(y, return_counts=True)[1] if not job.values else np.array([0])
+    if not job.values and counts.max(initial=0) < 2 <= len(y):
+        raise DataError(f"every one of the {len(counts)} rows has its own class: choose another target, or --values")
     try:
         by = y if counts.min() > 1 else None
         train, held = train_test_split(rows, test_size=job.held_out, random_state=job.seed, stratify=by)

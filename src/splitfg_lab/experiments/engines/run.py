@@ -130,7 +130,7 @@ def _trunk(config: Engines, problem: Problem, seed: int) -> nn.Module:
     adapters = {"none": None, "scale": ScaleAndBias(), "rank": LowRank()}[config.adapters]
     trunk = OnnxTrunk(model, adapters=adapters, threads=torch.get_num_threads())
     if config.method == "backprop":
-        return Twin(_computed(trunk.wiring), {n: p for n, p in trunk.named_parameters() if n in trunk.loose})
+        return reference(trunk)
     if config.engine != "analog":
         return trunk
     device = AnalogDevice(
@@ -139,6 +139,11 @@ def _trunk(config: Engines, problem: Problem, seed: int) -> nn.Module:
         coarse=[trunk.wiring.h] if config.coarse == "h" else None,
     )  # fmt: skip
     return DeviceTrunk(device, trunk.wiring)
+
+
+def reference(trunk: OnnxTrunk) -> Twin:
+    """Return the same graph with the same parameters in PyTorch, which can run backward."""
+    return Twin(_computed(trunk.wiring), {n: p for n, p in trunk.named_parameters() if n in trunk.loose})
 
 
 def _computed(wiring: Wiring) -> Wiring:

@@ -1,0 +1,211 @@
+"""Networks and methods of the benchmark of engines; as a program, the peak memory of one of them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnxruntime as ort
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from splitfg import (
+    Backprop,
+    CentralDifference,
+    DataError,
+    GradientLearner,
+    LearnedFeedback,
+    LinearHead,
+    Split,
+    SplitFG,
+    parameter_groups,
+)
+from splitfg.estimators import Estimator
+from splitfg.feedback import DeltaRule, LayerDifference, Relay
+from splitfg.hardware import ActivityPerturbation, LayerDevice
+from splitfg.onnx import OnnxTrunk, example_model
+from splitfg.types import Params
+from splitfg_lab.experiments.engines._networks import load_problem
+from splitfg_lab.experiments.engines.run import reference
+
+WIDTHS = {f"mlp{width}": width for width in (64, 128, 256, 512, 1024, 2048)}
+NETWORKS = (*WIDTHS, "rapidocr", "torchcrepe")
+METHODS = ("learned_layers", "learned_feedback", "activity", "weights", "backprop")
+_FEATURES, _CLASSES, _K = 64, 10, 8
+
+
+def methods(network: str) -> tuple[str, ...]:
+    """Return the methods that are measured; solves for the pitch network's map of 8,192 inputs take minutes a step."""
+    return tuple(m for m in METHODS if (network, m) != ("torchcrepe", "learned_feedback"))
+
+
+def available(network: str) -> bool:
+    """Whether the file of a network is at hand."""
+    try:
+        return network in WIDTHS or load_problem(network, 0) is not None
+    except DataError as error:
+        print(f"{network} is left out: {error}", file=sys.stderr)
+        return False
+
+
+def model_and_batch(network: str, rows: int) -> tuple[bytes, torch.Tensor, torch.Tensor]:
+    """Return a file, and a batch for it."""
+    if network not in WIDTHS:
+        problem = load_problem(network, 0)
+        return problem.model, problem.train.x[0][:rows], problem.train.y[:rows]
+    width, generator = WIDTHS[network], torch.Generator().manual_seed(0)
+    model = example_model((_FEATURES, width, width, width, _CLASSES), 0)
+    return model, torch.randn(rows, _FEATURES, generator=generator), torch.arange(rows) % _CLASSES
+
+
+class CpuTimed:
+    """A device that adds up the CPU seconds of its calls.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: LayerDevice) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def write(self, params: Params) -> None:
+        """Store the weights."""
+        self._timed(self._device.write, params)
+
+    def run(self, inputs: tuple[Any, ...], add: Mapping[str, torch.Tensor], read: Sequence[str]) -> Mapping[str, Any]:
+        """Run one batch forward."""
+        return self._timed(self._device.run, inputs, add, read)  # type: ignore[no-any-return]
+
+    def run_layers(self, given: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        """Run layers by themselves."""
+        return self._timed(self._device.run_layers, given)  # type: ignore[no-any-return]
+
+    def _timed(self, call: Callable[..., Any], *args: Any) -> Any:
+        start = time.process_time()
+        found = call(*args)
+        self.seconds += time.process_time() - start
+        return found
+
+
+class Case:
+    """One network that one method trains.
+
+    Args:
+        network: Its name.
+        method: Its name.
+        rows: Rows of a batch.
+    """
+
+    def __init__(self, network: str, method: str, rows: int) -> None:
+        model, self.x, self.y = model_and_batch(network, rows)
+        self._plain, self._trunk = inference(model), OnnxTrunk(model, threads=1)
+        self._device = self._trunk.device = CpuTimed(self._trunk.engine)
+        trunk: nn.Module = reference(self._trunk) if method == "backprop" else self._trunk
+        with torch.no_grad():
+            width = trunk(self.x[:2]).shape[-1]
+        split = Split(trunk, LinearHead(nn.Linear(width, int(self.y.max()) + 1)))
+        optimizer = torch.optim.Adam(parameter_groups(split, lr=1e-4), fused=True)
+        self._learner = GradientLearner(split, estimator(method), optimizer)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def step(self) -> None:
+        """Take one step."""
+        self._learner.step(self.x, self.y, generator=self._generator)
+
+    def timed_step(self) -> tuple[float, float]:
+        """Return the CPU seconds of a step, and those inside the engine."""
+        start, engine = time.process_time(), self._device.seconds
+        self.step()
+        return time.process_time() - start, self._device.seconds - engine
+
+    def timed_inference(self) -> float:
+        """Return the CPU seconds of plain inference on the same rows."""
+        start = time.process_time()
+        self._plain(self.x)
+        return time.process_time() - start
+
+    def multiply_adds(self) -> tuple[float, float]:
+        """Return the floating-point operations of matrix products on our side of a step, and those of the engine.
+
+        Zeros for networks with grouped convolutions, which torch's counter counts wrongly.
+        """
+        if any(getattr(m, "groups", 1) > 1 for m in self._trunk.modules()):
+            return 0.0, 0.0
+        with FlopCounterMode(display=False) as ours:
+            before = self._trunk.counts.inferences
+            self.step()
+            rows = self._trunk.counts.inferences - before
+        with torch.no_grad(), FlopCounterMode(display=False) as forward:
+            reference(self._trunk)(self.x)
+        return ours.get_total_flops(), forward.get_total_flops() * rows / len(self.x)
+
+    def inferences_per_row(self) -> float:
+        """Return the inferences that a step takes for every row."""
+        before = self._trunk.counts.inferences
+        self.step()
+        return round((self._trunk.counts.inferences - before) / len(self.x), 2)
+
+    def python_calls(self) -> int:
+        """Count the calls of Python functions and of built-in ones in a step."""
+        count = 0
+
+        def counted(frame: object, event: str, arg: object) -> None:  # noqa: ARG001
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(counted)
+        try:
+            self.step()
+        finally:
+            sys.setprofile(None)
+        return count
+
+
+def estimator(method: str) -> Estimator:
+    """Return a method by its name."""
+    known: dict[str, Estimator] = {
+        "learned_layers": LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
+        "learned_feedback": LearnedFeedback(),
+        "activity": ActivityPerturbation(K=_K),
+        "weights": SplitFG(K=_K, engine=CentralDifference()),
+        "backprop": Backprop(),
+    }
+    return known[method]
+
+
+def inference(model: bytes) -> Any:
+    """Return a function that runs the file in ONNX Runtime as it is."""
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads, options.enable_cpu_mem_arena = 4, 1, False
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x.numpy()})
+
+
+def peak(network: str, what: str, rows: int) -> dict[str, float]:
+    """Return resident memory in MiB: before the network is read, and at its peak during a few steps."""
+    torch.set_num_threads(1)
+    model, x, _ = model_and_batch(network, rows)
+    before = _resident()
+    if what == "inference":
+        run = inference(model)
+        for _ in range(4):
+            run(x)
+    else:
+        case = Case(network, what, rows)
+        for _ in range(4):
+            case.step()
+    return {"before": before, "peak": _resident()}
+
+
+def _resident() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(peak(sys.argv[1], sys.argv[2], int(sys.argv[3]))))

@@ -1,0 +1,96 @@
+"""``python -m benchmarks.engines``: what a step costs beside the engine's own time, and its peak memory.
+
+Times are CPU seconds of this process on one thread, so that other jobs of the machine count little; run it on a quiet
+machine all the same. Multiply-adds and Python calls do not depend on the machine. ``--record`` keeps the numbers in
+``benchmarks/engines.json``. Networks of packages are read as in the experiment ``engines``, and left out if missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.__main__ import record
+from benchmarks._engine_cases import NETWORKS, Case, available, methods
+
+MEASURED = ("mlp128", "mlp2048", "rapidocr", "torchcrepe")
+"""Networks whose memory is measured: every number takes a fresh process."""
+
+RECORDED = Path(__file__).parent / "engines.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30, help="steps that are timed")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--networks", nargs="*", default=None, help=f"some of {', '.join(NETWORKS)}")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    strange = sorted(set(args.networks or ()) - set(NETWORKS))
+    if strange:
+        parser.error(f"no network {', '.join(strange)}: choose from {', '.join(NETWORKS)}")
+    names = [n for n in args.networks or NETWORKS if available(n)]
+    found: dict[str, Any] = {"rows": args.rows, "load": os.getloadavg()[0], "repeats": args.repeats}
+    found["steps"] = [step for name in names for step in steps(name, args.rows, args.repeats)]
+    found["memory"] = [memory(name, args.rows) for name in names if name in MEASURED]
+    for line in (*found["steps"], *found["memory"]):
+        print(json.dumps(line))
+    if args.record:
+        record(RECORDED, torch.device("cpu"), found)
+
+
+def steps(network: str, rows: int, repeats: int) -> list[dict[str, Any]]:
+    """Return the costs of a step of every method, in CPU milliseconds, multiply-adds and Python calls."""
+    found = []
+    for method in methods(network):
+        case = Case(network, method, rows)
+        case.step()
+        times = [case.timed_step() for _ in range(repeats)]
+        step, engine = (1e3 * statistics.median(part) for part in zip(*times, strict=True))
+        inference = 1e3 * statistics.median(case.timed_inference() for _ in range(repeats))
+        ours, engines = case.multiply_adds()
+        found.append(
+            {
+                "network": network,
+                "method": method,
+                "inference_ms": round(inference, 3),
+                "step_ms": round(step, 3),
+                "engine_ms": round(engine, 3),
+                "overhead": round((step - engine) / engine, 2) if engine else None,
+                "inferences_per_row": case.inferences_per_row(),
+                "multiply_adds": round(ours / engines, 2) if engines else None,
+                "python_calls": case.python_calls(),
+            }
+        )
+        print(found[-1], file=sys.stderr)
+    return found
+
+
+def memory(network: str, rows: int, repeats: int = 3) -> dict[str, Any]:
+    """Return the peak resident memory in MiB of fresh processes: inference alone, and a few steps."""
+    peaks: dict[str, Any] = {}
+    for what in ("inference", *methods(network)):
+        runs = [_fresh(network, what, rows) for _ in range(repeats)]
+        peaks[what] = {key: round(statistics.median(run[key] for run in runs), 1) for key in runs[0]}
+    base = peaks["inference"]["peak"]
+    return {"network": network, "mib": peaks, "ratio": {m: round(peaks[m]["peak"] / base, 2) for m in methods(network)}}
+
+
+def _fresh(network: str, what: str, rows: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks._engine_cases", network, what, str(rows)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True)
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+if __name__ == "__main__":
+    main()
