@@ -114,7 +114,7 @@ def resume(
 
 
 def demo(device: Device = "auto", runs: Runs = DEFAULT_RUNS, results: Results = DEFAULT_RESULTS) -> None:
-    """Train on digits with four methods (about a minute on a CPU), print a table and draw learning curves."""
+    """Train on digits with four methods (under a minute on a CPU), print a table and draw learning curves."""
     from splitfg_lab.report import print_report, write_figures
 
     how = How(device=device)
