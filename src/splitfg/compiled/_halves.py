@@ -36,7 +36,7 @@ class CompiledHalves:
         >>> def function(early, late):
         ...     h = early[0] @ early[1]
         ...     return h, {"grad": early[0].T @ late[0]}
-        >>> halves = CompiledHalves(function, [a, w], [a], compile_=lambda f: f)
+        >>> halves = CompiledHalves(function, [a, w], [torch.randn(2, 3)], compile_=lambda f: f)
         >>> h, kept = halves.first([a, w])
         >>> torch.equal(halves.second([a, w], kept, [h])["grad"], a.T @ h)
         True

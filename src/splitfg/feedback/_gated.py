@@ -22,7 +22,7 @@ class GatedMaps(LearnedMaps):
     """A mean Jacobian for every cluster of the stream's value: δ_i = r (J_i + G_{i,c(x_i)})ᵀ.
 
     The Jacobian from a point of the stream to its top depends on the value there. With C clusters of
-    x̂ = x / rms(x), found by k-means as training goes on, c(x) = argmin_c |x̂ - m_c|², and unit noise e_i at all points,
+    x̂ = x / rms(x), found by k-means as training goes on, c(x) = argmin_c ‖x̂ - m_c‖², and unit noise e_i at all points,
     the delta rule of :class:`MeanJacobian` learns a shared map and one correction for every cluster,
 
         J_i     ← J_i     + rate / (n + 2 D) Σ over rows          of e_iᵀ rest,
