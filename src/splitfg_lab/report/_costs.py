@@ -20,8 +20,8 @@ _QUANTITIES = {
 }
 _COLUMNS = (*_QUANTITIES.values(), "Runs")
 _ALONE = (
-    "Times are those of runs that shared their machine with no other run, each in its own process; other programs on the"
-    " machine are not recorded."
+    "Times are those of runs that shared their machine with no other run, each in its own process; other programs on"
+    " the machine are not recorded."
 )
 _NOT_ALONE = "Times are left out of runs that shared their machine or did not record that they had it alone."
 _SEVERAL = "The cost of each method that a run measured is in the tables."

@@ -34,9 +34,9 @@ class RunReport:
         git_dirty: Whether tracked files differed from that revision.
         device: Kind and name of the device.
         threads: CPU threads that torch could use; sums are rounded differently with another number.
-        side_by_side: How many runs shared the machine: 1 for a run that had it alone, ``None`` where not recorded. Other
+        side_by_side: How many runs shared the machine: 1 for a run that had it alone, ``None`` where not recorded.
+            Times of runs that shared a machine, or may have, are not comparable, and reports leave them out. Other
             programs are not counted: record times on a quiet machine.
-            Times of runs that shared a machine, or may have, are not comparable, and reports leave them out.
         ranks: Processes that shared the run, in its last session.
         started: UTC time, ISO 8601.
         finished: UTC time, ISO 8601.
