@@ -8,8 +8,9 @@ import pytest
 import torch
 from _awkward import AWKWARD, STATEFUL, TRAINING, awkward, awkward_split
 from _refusals import ESTIMATORS
+from _state import state_of
 from _toolkit import classes, generator, noise, seeded
-from torch import Tensor, nn
+from torch import nn
 
 from splitfg import (
     ActivityFG,
@@ -29,21 +30,6 @@ METHODS = {
     "learned_feedback": LearnedFeedback(),
     "parallel_pull": ParallelPull(),
 }
-
-
-def described(value, depth=0):
-    """Describe a value so that equal descriptions mean: the same objects, with the same numbers."""
-    if isinstance(value, Tensor):
-        return id(value), value.requires_grad, value.is_leaf and value.grad is None, value.detach().numpy().tobytes()
-    if isinstance(value, dict) and depth < 6:
-        return id(value), [(key, described(inner, depth + 1)) for key, inner in value.items()]
-    if isinstance(value, list):
-        return id(value), [described(inner, depth + 1) for inner in value]
-    return (id(value), repr(value)) if not isinstance(value, nn.Module) else id(value)
-
-
-def state_of(model):
-    return [(name, described(vars(module))) for name, module in model.named_modules()], torch.get_rng_state().tolist()
 
 
 def readout(name):

@@ -6,6 +6,7 @@ from _toolkit import DOUBLE, classes, exact, generator, mlp_split, noise, seeded
 from torch import nn
 from torch.nn import functional as F
 
+import splitfg
 from splitfg import BlockPath, LinearHead, MeanJacobian, ParallelPull, PathBlock, Split, SplitError, Tied
 from splitfg.feedback import NoiseControl, RandomMaps, UnchangedFeedback
 from splitfg.models import GPT, FlatTrunk, GPTConfig, ResNet, TabM
@@ -224,3 +225,36 @@ def test_a_falling_rate_follows_the_cosine():
     again.load_state_dict(maps.state_dict())
     again.apply(change)
     assert again.state_dict()["updates/count"] == 7
+
+
+class TestTrainingMode:
+    """A block that is computed again draws the same dropout masks, and batch statistics change once a step."""
+
+    def model(self):
+        blocks = []
+        for _ in range(3):
+            blocks += [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.4), nn.Tanh(), nn.Dropout(0.2))]
+        return nn.Sequential(*blocks, nn.Linear(6, 3)).double()
+
+    def test_as_many_pulls_as_blocks_are_autograd_with_the_same_masks(self):
+        torch.manual_seed(0)
+        model, plain = self.model(), self.model()
+        plain.load_state_dict(model.state_dict())
+        x, y = torch.randn(8, 6).double(), torch.randint(0, 3, (8,))
+        s = splitfg.split(model)
+        found = splitfg.ParallelPull(pulls=3)(s, x, y, generator=torch.Generator().manual_seed(4))
+        seed = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(4)))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            nn.functional.cross_entropy(plain(x), y).backward()
+        for name, p in plain.named_parameters():
+            torch.testing.assert_close(found.grads[name], p.grad)
+        assert float(model[0][1].num_batches_tracked) == 0  # an estimate changes nothing
+        splitfg.write_grads(model, found)
+        for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(b, c, msg=name)
+
+    def test_a_network_that_is_random_needs_a_generator(self):
+        s = splitfg.split(self.model())
+        with pytest.raises(splitfg.SplitError, match="draws random numbers"):
+            splitfg.ParallelPull()(s, torch.randn(8, 6).double(), torch.randint(0, 3, (8,)))

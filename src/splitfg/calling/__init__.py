@@ -2,18 +2,30 @@
 
 from splitfg.calling._call import Places, call, places_of
 from splitfg.calling._effects import Following, Observed, Traits
-from splitfg.calling._restore import ForwardState, forward_state, preserved, restored, same_generators
+from splitfg.calling._restore import (
+    ForwardState,
+    RandomState,
+    drawing_from,
+    forward_state,
+    preserved,
+    random_state,
+    restored,
+    same_generators,
+)
 
 __all__ = [
     "Following",
     "ForwardState",
     "Observed",
     "Places",
+    "RandomState",
     "Traits",
     "call",
+    "drawing_from",
     "forward_state",
     "places_of",
     "preserved",
+    "random_state",
     "restored",
     "same_generators",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch.func import functional_call
 
@@ -35,6 +37,20 @@ def places_of(module: nn.Module) -> Places:
     return {name: tuple(held[id(p)]) for name, p in module.named_parameters()}
 
 
+@contextmanager
+def _eager_parts(module: nn.Module) -> Iterator[None]:
+    """Run parts that the user has compiled in eager code: compiled code ignores hooks that are added later."""
+    if torch.compiler.is_compiling() or not any(_is_compiled(part) for part in module.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
 def call(
     module: nn.Module,
     params: Params,
@@ -57,7 +73,7 @@ def call(
     Returns:
         The module's return value.
     """
-    with restored(module, observed=observed):
+    with restored(module, observed=observed), _eager_parts(module):
         params = params if observed is None else {**observed.copies(module), **params}
         if not places:
             return functional_call(module, params, args, kwargs)

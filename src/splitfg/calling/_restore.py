@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,26 @@ def preserved(*parts: nn.Module) -> Iterator[None]:
             yield
         finally:
             snapshot.restore()
+
+
+RandomState: TypeAlias = tuple[Tensor, "list[Tensor] | None"]
+"""States of torch's global generators: on the CPU, and on every GPU if CUDA is in use."""
+
+
+def random_state() -> RandomState:
+    """Return the states of torch's global generators."""
+    with torch._C._DisableFuncTorch():
+        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+
+@contextmanager
+def drawing_from(state: RandomState) -> Iterator[None]:
+    """Let torch's global generators go on from a state, and restore them afterwards."""
+    with same_generators():
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state_all(state[1])
+        yield
 
 
 @contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
 from torch import Tensor
 
+from splitfg.calling import RandomState, drawing_from
 from splitfg.errors import SplitError
 from splitfg.feedback import Feedback
 from splitfg.numerics import added
@@ -20,6 +24,7 @@ from splitfg.sites import (
     under,
 )
 from splitfg.splitting import Split
+from splitfg.splitting.checks import skip_checks
 from splitfg.types import Params
 
 
@@ -40,8 +45,10 @@ class PullPass:
         own_block: bool,
         feedback: Feedback,
         puller: Puller,
+        states: Sequence[RandomState] | None = None,
     ) -> None:
         self._trunk, self._path, self._seen = split.trunk, path, seen
+        self._split, self._states = split, states
         self._pulls, self._own_block, self._feedback, self._puller = pulls, own_block, feedback, puller
         self._found: Params = {}
         self._r = self._through_top(u)
@@ -53,12 +60,23 @@ class PullPass:
         path, inputs = self._path, block_inputs(self._path, self._seen)
         levels = [self._r] * (self._pulls + 1)
         for i in reversed(range(len(inputs))):
-            shares = self._block(inputs[i], levels, last=len(inputs) - i, to_input=i > 0 or bool(path.writers))
+            with self._as_recorded(i):
+                shares = self._block(inputs[i], levels, last=len(inputs) - i, to_input=i > 0 or bool(path.writers))
             if i > 0 or path.writers:
                 name = path.blocks[i - 1].name if i > 0 else path.writers[0]
                 levels = self._next(levels, shares, name, inputs[i].x)
         self._bottom(levels[-1])
         return self._found
+
+    @contextmanager
+    def _as_recorded(self, block: int) -> Iterator[None]:
+        """Draw the dropout masks of the recorded pass again, and undo the effects on the state of the network."""
+        with ExitStack() as stack:
+            if not skip_checks():
+                stack.enter_context(self._split.restored())
+            if self._states is not None:
+                stack.enter_context(drawing_from(self._states[block]))
+            yield
 
     def _block(self, given: BlockInput, levels: list[Tensor], *, last: int, to_input: bool) -> list[Tensor]:
         """Pull a block; returns its shares of the gradient at its input, one for every pull.

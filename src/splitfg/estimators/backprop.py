@@ -47,7 +47,7 @@ class Backprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws for dropout alone."""
-        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch, reverse=True)
         _check_reverse(split)
         return _Reverse(split, split, self.closed_head, self.readout_only)(x, y, self.micro_batch)
 
@@ -77,7 +77,7 @@ class CheckpointedBackprop(ReverseSettings):
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Compute the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Draws for dropout alone."""
-        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch)
+        split = begin_step(split, x, y, generator, tangents=False, micro_batch=self.micro_batch, reverse=True)
         _check_reverse(split)
         twin = split.twin(self.trunk(split), split.head)
         return _Reverse(split, twin, self.closed_head, self.readout_only)(x, y, self.micro_batch)

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from splitfg.calling import RandomState
 from splitfg.compiled import Compile, CompiledPuller, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
@@ -25,6 +26,8 @@ from splitfg.sites import (
     Recording,
     block_inputs,
     block_points,
+    block_states,
+    entries,
     find_blocks,
     pull_block,
     record,
@@ -32,7 +35,7 @@ from splitfg.sites import (
     validate_blocks,
 )
 from splitfg.splitting import ForwardOnlyTrunk, Split
-from splitfg.splitting.checks import check_batch
+from splitfg.splitting.checks import begin_step
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -91,6 +94,7 @@ class ParallelPull:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`. Learned maps draw noise."""
+        split = begin_step(split, x, y, generator, tangents=False)
         estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
         return with_state(split, [(x, y)], estimate)
 
@@ -103,7 +107,7 @@ class ParallelPull:
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
     ) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
-        check_batch(split, x, y, generator, tangents=False)
+        split = begin_step(split, x, y, generator, tangents=False)
         path = self.blocks_of(split)
         validate_blocks(split, path, x)
         if isinstance(self.feedback, LearnedMaps) and generator is None:
@@ -111,13 +115,13 @@ class ParallelPull:
         with torch.no_grad():
             if self._measures:
                 check_tangents(ForwardMode(), split, x)
-            seen = self.recorder(split, x, block_points(path, self._moved(path)), generator)
+            seen, states = self._recorded(split, path, x, generator)
             feedback = self.feedback.seeing(self._stream(path, seen)).drawn(generator)
             found, complete = self._learned(path, seen, share, feedback)
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
-            pass_ = PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller)
+            pass_ = PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller, states)
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
@@ -125,6 +129,17 @@ class ParallelPull:
         biased = self.pulls < len(path.blocks)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)
+
+    def _recorded(
+        self, split: Split, path: BlockPath, x: Inputs, generator: torch.Generator | None
+    ) -> tuple[Recording, list[RandomState] | None]:
+        """Record one pass, and the states of the generators at every block if it draws random numbers."""
+        points = block_points(path, self._moved(path))
+        if not split.traits(x).random:
+            return self.recorder(split, x, points, generator), None
+        with entries(split.trunk, path) as states:
+            seen = self.recorder(split, x, points, generator)
+        return seen, block_states(path, states)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from splitfg.calling import call, places_of
+from splitfg.calling import RandomState, call, places_of, random_state
 from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._recorder import Recording, TapPoints
 from splitfg.sites._taps import Arguments
@@ -33,6 +34,35 @@ class BlockInput:
     block: PathBlock
     x: Tensor
     further: Further
+
+
+@contextmanager
+def entries(trunk: nn.Module, path: BlockPath) -> Iterator[dict[str, list[RandomState]]]:
+    """Record the state of torch's global generators whenever a block's first module is called, by its name.
+
+    A block that runs again from that state draws the same dropout masks.
+    """
+    found: dict[str, list[RandomState]] = defaultdict(list)
+    names = dict.fromkeys(block.modules[0] for block in path.blocks)
+    handles = [
+        trunk.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: found[name].append(random_state()))
+        for name in names
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def block_states(path: BlockPath, found: Mapping[str, Sequence[RandomState]]) -> list[RandomState]:
+    """Return the state at the entry of every block, in order."""
+    calls: Counter[str] = Counter()
+    states = []
+    for block in path.blocks:
+        states.append(found[block.modules[0]][calls[block.modules[0]]])
+        calls.update(block.modules)
+    return states
 
 
 def block_points(path: BlockPath, moved: tuple[str, ...] = ()) -> TapPoints:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from splitfg.calling import RandomState, drawing_from
 from splitfg.sites._block_path import BlockPath
-from splitfg.sites._blocks import run_block
+from splitfg.sites._blocks import block_states, entries, run_block
 from splitfg.sites._taps import Arguments, tapped
 from splitfg.sites._validate import close, read_rows
 from splitfg.splitting import Split
@@ -45,7 +46,8 @@ def validate_blocks(split: Split, path: BlockPath, x: Inputs) -> None:
 
 def _problems(split: Split, path: BlockPath, x: Inputs) -> list[str]:
     names = {*path.modules, *(b.writer for b in path.blocks if b.writer), *([path.top] if path.top else [])}
-    seen = _passed(split, sorted(names), x)
+    with entries(split.trunk, path) as states:
+        seen = _passed(split, sorted(names), x)
     wanted = Counter([*path.modules, *([path.top] if path.top else [])])
     found = [
         f"{name} is called {len(seen.reads.get(name, ()))} times on the way to h, and the path names it {count} times"
@@ -54,7 +56,7 @@ def _problems(split: Split, path: BlockPath, x: Inputs) -> list[str]:
     ]
     if found or not seen.h.isfinite().all():
         return found  # the check of the loss raises a clearer error for values that are not finite
-    return _stream_problems(split, path, seen) + _left_out(split, path)
+    return _stream_problems(split, path, seen, block_states(path, states)) + _left_out(split, path)
 
 
 def _passed(split: Split, names: Sequence[str], x: Inputs) -> _Pass:
@@ -76,10 +78,10 @@ def _passed(split: Split, names: Sequence[str], x: Inputs) -> _Pass:
     return _Pass(h, reads, further, writes)
 
 
-def _stream_problems(split: Split, path: BlockPath, seen: _Pass) -> list[str]:
+def _stream_problems(split: Split, path: BlockPath, seen: _Pass, states: Sequence[RandomState]) -> list[str]:
     calls: Counter[str] = Counter()
     stream, found = None, list[str]()
-    for block in path.blocks:
+    for block, state in zip(path.blocks, states, strict=True):
         first = seen.reads[block.modules[0]][calls[block.modules[0]]]
         found += _start_problems(split, path, seen, first) if stream is None else _same(stream, first, block.modules[0])
         further = []
@@ -88,12 +90,12 @@ def _stream_problems(split: Split, path: BlockPath, seen: _Pass) -> list[str]:
             output = seen.writes[name][calls[name]]
             calls[name] += 1
         found += _argument_problems(block.modules, further)
-        with torch.no_grad():
+        with torch.no_grad(), drawing_from(state), split.restored():
             own = run_block(split.trunk, block, {}, first, further)
         if own.shape != output.shape or not close(own, output):
             found.append(
                 f"{' and '.join(block.modules)} run one after the other give another output than in the trunk: name"
-                " everything between them, and turn dropout off with .eval() or p=0"
+                " everything between them"
             )
         if block.writer is not None and not any(_is(z, output) for z in seen.writes.get(block.writer, ())):
             found.append(f"{block.writer} does not give the output of {block.name}: name its last layer, or no writer")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from splitfg.calling import preserved
 from splitfg.heads import Head, LinearHead
 from splitfg.splitting._cut import linears
 from splitfg.splitting._interface import Interface, arguments
@@ -33,7 +34,8 @@ def disagreement(
     Returns:
         A problem with its cure, or ``None`` if trunk and head compute the model's outputs.
     """
-    returned, made = _returned_and_made(model, x, interface)
+    with preserved(model):  # both passes start from the same state
+        returned, made = _returned_and_made(model, x, interface)
     if not isinstance(returned, Tensor):
         return (
             f"the model returns a {type(returned).__name__}, not its outputs alone: name them with"

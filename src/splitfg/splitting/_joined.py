@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from splitfg.errors import shorten
 from splitfg.heads import Head, OutputLoss
 
 
@@ -28,6 +29,10 @@ def part_problems(trunk: object, head: object) -> list[str]:
         found.append(f"the trunk is a {type(trunk).__name__}, not an nn.Module: for a function use BlackBoxTrunk")
     elif isinstance(trunk, torch.jit.ScriptModule):
         found.append("the trunk is scripted and takes no other parameters: pass the module that it was scripted from")
+    else:
+        found += _scripted_parts(trunk)
+    if isinstance(head, nn.Module):
+        found += _scripted_parts(head)
     if not isinstance(head, Head):
         found.append(
             f"the head is a {type(head).__name__}: use LinearHead(nn.Linear(...)), or ReverseModeHead(module) for any"
@@ -39,3 +44,14 @@ def part_problems(trunk: object, head: object) -> list[str]:
         given = loss if isinstance(loss, type) else type(loss)
         found.append(f"the loss is {given.__name__}: use splitfg's CrossEntropy() or SquaredError()")
     return found
+
+
+def _scripted_parts(part: nn.Module) -> list[str]:
+    """List scripted modules with trained parameters: they ignore the parameters of a functional call."""
+    names = [
+        f"{name} ({type(module).__name__})"
+        for name, module in part.named_modules()
+        if isinstance(module, torch.jit.ScriptModule) and any(p.requires_grad for p in module.parameters())
+    ]
+    cure = "use the module that it was scripted or traced from, or freeze its parameters with requires_grad_(False)"
+    return [f"{shorten(names[:1])} is scripted and takes no other parameters: {cure}"] if names else []

@@ -54,6 +54,10 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
 
 def _batching_problems(message: str) -> list[str]:
     """Explain an operator that takes one tangent but not several at once."""
+    function = re.search(r"vmap over (\w+), but it does not have vmap support", message)
+    if function is not None:
+        cure = "set generate_vmap_rule = True in the class, or use engine=ForwardMode(chunk=1)"
+        return [f"{function[1]}, a torch.autograd.Function, takes one tangent at a time: {cure}"]
     operator = re.search(r"aten::\w+", message)
     if "vmap" not in message or operator is None:
         return []

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, same_generators
-from splitfg.types import Params
+from splitfg.types import Inputs, Params
 
 
 def skip_checks() -> bool:
@@ -89,6 +90,13 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
         for what in strangers
     ]
     return Traits(random, bool(state)), problems
+
+
+def written_inputs(copies: Inputs) -> list[str]:
+    """List the problem of a pass that wrote to its inputs, fresh copies of a batch, in place."""
+    written = [t for t in pytree.tree_leaves(copies) if isinstance(t, Tensor) and t._version > 0]
+    words = "so that every pass of an estimate would get another batch: compute new tensors instead"
+    return [f"the model writes to its inputs in place, {words}"] if written else []
 
 
 @contextmanager

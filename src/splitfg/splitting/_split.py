@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
 from splitfg.errors import SplitError, raise_if
@@ -20,7 +21,7 @@ from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
-from splitfg.splitting._passes import Passes, observe, skip_checks
+from splitfg.splitting._passes import Passes, observe, skip_checks, written_inputs
 from splitfg.splitting._replace import names_of
 from splitfg.splitting._roles import Role, Tied, policy
 from splitfg.splitting._wrappers import wrapper_problems
@@ -31,6 +32,9 @@ FIRST_BATCH = "first batch"
 
 TANGENTS = "tangents"
 """Key of the comparison of J·v with a finite difference."""
+
+HOOKS = "hooks"
+"""Key of the search for hooks on the backward pass."""
 
 
 class Split:
@@ -135,7 +139,7 @@ class Split:
         twin = Split(trunk, head, model=self.model, **settings)  # type: ignore[arg-type]
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
-        twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, *passed}}
+        twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HOOKS, *passed}}
         twin._passes, twin._source = self._passes, self
         return twin
 
@@ -153,9 +157,9 @@ class Split:
         if flags not in known:
             if skip_checks() or isinstance(self.trunk, ForwardOnlyTrunk):
                 return Traits()  # a device may be noisy and slow
-            parts = [self.trunk, self.head, self.model]
-            known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(x))
-            raise_if(problems)
+            parts, given = [self.trunk, self.head, self.model], pytree.tree_map_only(Tensor, torch.clone, x)
+            known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(given))
+            raise_if(problems + written_inputs(given))
         return known[flags]
 
     @property

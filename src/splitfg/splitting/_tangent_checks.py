@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from splitfg.splitting._backward_rules import rule_problems
 from splitfg.splitting._differences import DifferentPassError, measured
 from splitfg.splitting._lost_tangents import lost_tangents, without_graph
 from splitfg.splitting._split import Split
@@ -19,7 +20,7 @@ def tangent_problems(split: Split, x: Inputs, engine: Engine) -> list[str]:
     every module is compared by itself, with its own backward pass, to find those that lose the tangent: operators with
     a backward rule alone, such as a ``torch.library.custom_op``, ``torch.no_grad()`` blocks, quantised layers, or a
     wrong ``jvp`` of a ``torch.autograd.Function``. Straight-through functions, whose forward and backward rules agree
-    with each other, pass.
+    with each other, pass, and functions whose two rules disagree do not.
 
     Stores no activations, so that memory does not grow with depth; constants are stored for the perturbed passes.
 
@@ -44,7 +45,7 @@ def tangent_problems(split: Split, x: Inputs, engine: Engine) -> list[str]:
             del h
             slope = measured(line, dtype)
             if slope is None or slope.agrees(dh):
-                return []
+                return rule_problems(split, x, v, dh)
             return lost_tangents(split, x, v, dtype)
     except (NotImplementedError, RuntimeError, DifferentPassError):
         return []  # the estimator's own pass explains operators without a forward-mode rule

@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from splitfg.calling import Traits, preserved
 from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.splitting._backward_rules import warn_of_hooks
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import skip_checks
-from splitfg.splitting._split import FIRST_BATCH, Split, require_split
+from splitfg.splitting._split import FIRST_BATCH, HOOKS, Split, require_split
 from splitfg.types import Inputs, Target
 
 __all__ = [
@@ -61,6 +62,7 @@ def begin_step(
     *,
     tangents: bool = True,
     micro_batch: int | None = None,
+    reverse: bool = False,
     further: Sequence[str] = (),
 ) -> Split:
     """Validate a batch before any computation, and fix the random numbers of the step.
@@ -75,6 +77,7 @@ def begin_step(
         generator: Source of randomness, if the estimator or the trunk draws.
         tangents: Whether the estimator perturbs the trunk's parameters.
         micro_batch: Rows per part of the batch; ``None`` for the whole batch.
+        reverse: Whether the estimator makes a backward pass through the trunk, which runs its hooks.
         further: Problems that the estimator has found by itself.
 
     Returns:
@@ -96,6 +99,8 @@ def begin_step(
     if not split.check or _traits(split, part) is not _UNKNOWN:
         split = split.for_step(part, generator)
     split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
+    if not reverse and not isinstance(split.trunk, ForwardOnlyTrunk):
+        split.validate_once(HOOKS, lambda: warn_of_hooks(split, part))
     return split
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -76,8 +75,7 @@ def measure(case: Case, methods: Iterable[str] | None = None) -> dict[str, Cell]
     """
     names = list(METHODS) if methods is None else list(methods)
     try:
-        model, batch = case.made()
-        truth = _truth(model, batch, case.cut)
+        truth = _truth(case, torch.float32)
     except SplitError as error:
         return {name: Cell("refused", reason=_first_line(error)) for name in names}
     except Exception as error:
@@ -89,9 +87,7 @@ def measure(case: Case, methods: Iterable[str] | None = None) -> dict[str, Cell]
 
 def _in_double(case: Case, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     """Measure again in float64; an error that all but vanishes there was rounding."""
-    model, batch = case.made()
-    batch = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
-    truth, found = _truth(model.double(), batch, case.cut), {}
+    truth, found = _truth(case, torch.float64), {}
     for name, cell in cells.items():
         again = _cell(METHODS[name], truth)
         exact = again.error is not None and again.error <= EXACT_IN_DOUBLE
@@ -119,14 +115,21 @@ def _cell(method: Method, truth: _Truth) -> Cell:
     )
 
 
-def _truth(model: nn.Module, batch: Batch, cut: Callable[[nn.Module], Split]) -> _Truth:
-    untouched = copy.deepcopy(model)
-    grads = _autograd(untouched, batch)
-    split = cut(model)
+def _truth(case: Case, dtype: torch.dtype) -> _Truth:
+    def fresh() -> tuple[nn.Module, Batch]:
+        """Build the model once more: passes may have changed the state of another."""
+        model, batch = case.made()
+        return model.to(dtype), pytree.tree_map_only(
+            Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, batch
+        )
+
+    model, batch = fresh()
+    grads = _autograd(*fresh())
+    split = case.cut(model)
     x, y = split.unpack(batch) if isinstance(batch, Mapping) else batch
     head = splitfg.FrozenTrunk()(split, x, y, generator=_generator()).grads
     trunk = {n: grads[n] - head[n] if n in head else grads[n] for n in split.trunk_params()}
-    return _Truth(split, x, y, grads, trunk, lambda names: _output_gradients(untouched, batch, names))
+    return _Truth(split, x, y, grads, trunk, lambda names: _output_gradients(*fresh(), names))
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -143,6 +146,7 @@ def _autograd(model: nn.Module, batch: Batch) -> Params:
         _loss(model, batch).backward()
     found = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     model.zero_grad(set_to_none=True)
+    found = {n: g.to_dense() if g.is_sparse else g for n, g in found.items()}
     return {n: g for (n, g), p in zip(found.items(), model.parameters(), strict=True) if p.requires_grad}
 
 
@@ -161,7 +165,7 @@ def _kept(model: nn.Module, names: tuple[str, ...], outputs: Params, rows: int) 
         def keep(_module: nn.Module, _args: Any, z: Tensor) -> Tensor:
             z = each_row(z, rows)
             z.retain_grad()
-            outputs[name] = z
+            outputs.setdefault(name, z)  # a checkpointed block runs again in the backward pass
             return z.clone()  # what follows may write to it in place
 
         return keep

@@ -1,0 +1,111 @@
+"""Backward rules and hooks that make backprop's gradient another one than the derivative of h."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from splitfg.errors import shorten
+from splitfg.splitting._graph import custom_functions
+from splitfg.splitting._split import Split
+from splitfg.types import Inputs, Params
+
+# Relative difference of the two inner products that rounding explains.
+_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2}
+_NARROW_ERROR = 0.3
+_OF_HOOKS = "BackwardHookFunction"
+
+
+def warn_of_hooks(split: Split, x: Inputs) -> list[str]:
+    """Warn of hooks on the backward pass, which estimators do not make; returns no problems.
+
+    Hooks of modules and parameters are registered beforehand. Those that a forward pass registers on tensors show in
+    one pass that builds a graph without saved tensors, so that its memory does not grow with depth.
+    """
+    found = [f"{name or 'the trunk'} ({type(m).__name__})" for name, m in split.trunk.named_modules() if _has_hooks(m)]
+    trained = split.trunk_params()
+    found += [name for name, p in split.model.named_parameters() if name in trained and _is_hooked(p)]
+    with suppress(NotImplementedError, RuntimeError), _HooksOfTensors() as tensors:
+        _graph(split, x)
+    found += [f"tensors in {', '.join(tensors.places)}"] if tensors.places else []
+    if found:
+        warnings.warn(
+            f"backward hooks of {shorten(found)} do not run, because this estimator makes no backward pass: if they"
+            " change gradients, change .grad after the step's write_grads instead",
+            stacklevel=2,
+        )
+    return []
+
+
+def rule_problems(split: Split, x: Inputs, v: Params, dh: Tensor) -> list[str]:
+    """List functions with a backward rule of their own that is not the transpose of their forward-mode rule.
+
+    Compares <c, J v> with <Jᵀ c, v> for one random c, by one reverse pass, and only if the trunk calls a
+    ``torch.autograd.Function``.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        v: Direction, by parameter name.
+        dh: J v, flat.
+    """
+    h, _ = _graph(split, x)
+    names = sorted(custom_functions(h) - {_OF_HOOKS})
+    if not names:
+        return []
+    del h
+    h, leaves = _graph(split, x, saved=True)
+    c = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+    grads = torch.autograd.grad(h, list(leaves.values()), c, allow_unused=True, materialize_grads=True)
+    backward = sum(float((g.double() * v[n].double()).sum()) for n, g in zip(leaves, grads, strict=True))
+    forward = float((c.flatten().double() * dh.double()).sum())
+    size = float(c.double().norm() * dh.double().norm())
+    if abs(forward - backward) <= _ERROR.get(h.dtype, _NARROW_ERROR) * size:
+        return []
+    return [
+        f"the backward rules of {', '.join(names)} do not belong to their forward-mode rules: <c, J v> is {forward:.3g}"
+        f" and <Jᵀ c, v> is {backward:.3g}, so that estimates would differ from backprop. Give the function a jvp that"
+        " is the transpose of its backward, or, to train with J·v as it is, pass check=False to split() or Split()"
+    ]
+
+
+def _graph(split: Split, x: Inputs, *, saved: bool = False) -> tuple[Tensor, Params]:
+    """Return h with the graph of reverse mode, without saved tensors by default, and the leaves of the graph."""
+    leaves = {name: p.detach().requires_grad_() for name, p in split.trunk_params().items()}
+    f = split.trunk_function(x, for_reverse_mode=True)
+    with torch.enable_grad():
+        if saved:
+            return f(leaves), leaves
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never):
+            return f(leaves), leaves
+
+
+def _never(_: None) -> Tensor:
+    raise RuntimeError("this graph has no saved tensors")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def _is_hooked(p: Any) -> bool:
+    return bool(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
+
+
+class _HooksOfTensors(TorchFunctionMode):
+    """Records the functions in which a forward pass registers hooks on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, None] = {}
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.register_hook:
+            self.places[str(getattr(args[1], "__qualname__", "a hook"))] = None
+        return func(*args, **(kwargs or {}))
