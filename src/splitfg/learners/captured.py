@@ -105,6 +105,7 @@ class CapturedLearner:
         self._y: Target | None = None
         self._measured = [maps for maps in learner.learned.values() if isinstance(maps, EveryNth)]
         self._checked: set[_Kind] = set()
+        self.eager = False
         self._rates: DeviceRates
         self._replays: dict[_Kind, Replay[StepStats]] = {}
         self._generator: torch.Generator | None = None
@@ -141,9 +142,6 @@ class CapturedLearner:
             expected = self._eager.estimate(*batch, generator=generator)
             generator.set_state(state)
             if self._random():
-                warnings.warn(
-                    "the network draws random numbers, as dropout does: steps run in eager code", stacklevel=3
-                )
                 self._fast = self._eager
                 return
             found = self._fast.estimate(*batch, generator=generator)
@@ -220,7 +218,12 @@ class CapturedLearner:
         return not isinstance(estimator, MessagingEstimator) or estimator.capturable
 
     def _random(self) -> bool:
-        return self._eager.split.traits(self._look_up()[0]).random
+        """Whether the network draws random numbers; warns of it once."""
+        random = self._eager.split.traits(self._look_up()[0]).random
+        if random and not self.eager:
+            self.eager = True
+            warnings.warn("the network draws random numbers, as dropout does: steps run in eager code", stacklevel=4)
+        return random
 
     def _advance(self) -> StepStats:
         """Take one step, entirely on the device."""
