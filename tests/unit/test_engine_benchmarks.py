@@ -16,7 +16,7 @@ engines = importlib.import_module("benchmarks.engines")
 
 @pytest.mark.parametrize(("method", "per_row"), [("learned_layers", 2.0), ("activity", 17.0), ("weights", 17.0)])
 def test_inferences_and_engine_time_are_counted(method, per_row):
-    case = cases.Case("mlp64", method, 8)
+    case = cases.Case(*cases.model_and_batch("mlp64", 8), method)
     case.step()
     assert case.inferences_per_row() == per_row
     step, engine = case.timed_step()
@@ -24,7 +24,7 @@ def test_inferences_and_engine_time_are_counted(method, per_row):
 
 
 def test_multiply_adds_of_learned_feedback_are_those_of_its_formulas():
-    case = cases.Case("mlp64", "learned_layers", 8)
+    case = cases.Case(*cases.model_and_batch("mlp64", 8), "learned_layers")
     case.step()
     ours, engine = case.multiply_adds()
     layer = 2 * 8 * 64 * 64  # one product of 8 rows with a matrix of 64 x 64

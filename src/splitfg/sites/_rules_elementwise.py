@@ -28,7 +28,7 @@ def _relu(operation: Operation, delta: Tensor) -> Pulled:
 
 _ELEMENTWISE = (
     *(name for name in ACTIVATIONS.values() if name != "relu"),
-    *("abs", "clamp", "cos", "erf", "exp", "expm1", "log", "log1p", "neg", "pow", "reciprocal", "rsqrt", "sin"),
+    *("abs", "cos", "erf", "exp", "expm1", "log", "log1p", "neg", "pow", "reciprocal", "rsqrt", "sin"),
     *("sqrt", "square", "softsign", "logsigmoid", "hardshrink", "threshold"),
 )
 
@@ -52,6 +52,14 @@ _FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "tanh": lambda delta, _, y: torch.ops.aten.tanh_backward(delta, y),
 }
 """δ f'(x) from δ, x and f(x) in one kernel, for functions without further arguments."""
+
+
+@rule("clamp")
+def _clamp(operation: Operation, delta: Tensor) -> Pulled:
+    x, limits = operation.input, (argument(operation, 1, "min", None), argument(operation, 2, "max", None))
+    inside = torch.ones_like(x, dtype=torch.bool) if limits[0] is None else x >= limits[0]
+    yield x, delta * (inside if limits[1] is None else inside & (x <= limits[1]))
+
 
 RULES.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
 

