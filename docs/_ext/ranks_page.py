@@ -1,4 +1,4 @@
-"""Write the page on several processes, ``docs/results/ranks.md``, from ``benchmarks/ranks.json``."""
+"""Write the page on several processes, ``docs/results/ranks.md``, from ``ranks.json`` and ``stages.json``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 RECORDED = DOCS.parent / "benchmarks" / "ranks.json"
+STAGES = DOCS.parent / "benchmarks" / "stages.json"
 PAGE = DOCS / "results" / "ranks.md"
 NAMES = {
     "split_fg": "Split-FG, head averaged",
@@ -25,12 +26,13 @@ SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
     if not RECORDED.exists():
         return
-    text = page(json.loads(RECORDED.read_text(encoding="utf-8")))
+    stages = json.loads(STAGES.read_text(encoding="utf-8")) if STAGES.exists() else {}
+    text = page(json.loads(RECORDED.read_text(encoding="utf-8")), stages)
     if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
         PAGE.write_text(text, encoding="utf-8")
 
 
-def page(found: dict[str, Any]) -> str:
+def page(found: dict[str, Any], stages: dict[str, Any]) -> str:
     """Return the Markdown page."""
     sizes, K = found["sizes"]["small8"], found["K"]
     blocks = [
@@ -58,6 +60,7 @@ def page(found: dict[str, Any]) -> str:
         _simulated(found["simulated"]),
     ]
     blocks += _kills(found.get("kills"))
+    blocks += _stages(stages)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -122,6 +125,45 @@ def _kills(found: dict[str, Any] | None) -> list[str]:
         " patience with a process that does not end."
     )
     return ["## Kills", text]
+
+
+STAGE_NAMES = {
+    "staged": "staged pull",
+    "staged_recompute": "staged pull, blocks computed again",
+    "gpipe": "backpropagation, GPipe",
+    "1f1b": "backpropagation, 1F1B",
+}
+
+
+def _stages(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return []
+    blocks = [
+        "## Stages",
+        "From `python -m benchmarks.stages --record`: a chain of blocks divided between processes, one pull a step,"
+        " beside `torch.distributed.pipelining`. First the longest way through a step, in units of a block's forward"
+        " pass on one micro-batch, measured with blocks that sleep for a unit (two in reverse); the fastest of"
+        f" {found['counted']['cases'][0]['steps']} steps, and the formula of `StagedPull`.",
+        _table(
+            ("method", "stages", "micro-batches", "units", "formula"),
+            [(*_stage_row(c), f"{c['units']:.1f}", c["formula"]) for c in found["counted"]["cases"]],
+        ),
+        _made(found["counted"]["made"]),
+    ]
+    if "timed" in found:
+        rows = [(*_stage_row(c), f"{c['step_ms']:,.0f}") for c in found["timed"]["cases"]]
+        one = found["timed"]["cases"][0]
+        blocks += [
+            f"Blocks that compute: {one['blocks']} a stage, width {one['width']}, {one['rows']} rows. One pull is"
+            " biased, backpropagation is not: the table compares times, not what a step is worth.",
+            _table(("method", "stages", "micro-batches", "step, ms"), rows),
+            _made(found["timed"]["made"]),
+        ]
+    return blocks
+
+
+def _stage_row(case: dict[str, Any]) -> tuple[str, int, int]:
+    return STAGE_NAMES[case["method"]], case["stages"], case["micro_batches"]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

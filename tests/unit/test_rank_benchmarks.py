@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "benchmarks" / "ranks.json").read_text(encoding="utf-8"))
+STAGES = json.loads((ROOT / "benchmarks" / "stages.json").read_text(encoding="utf-8"))
 
 
 def load(path):
@@ -52,8 +53,20 @@ def test_the_model_fits_the_measured_points():
 
 
 def test_the_page_shows_what_is_recorded():
-    page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED)
+    page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED, STAGES)
     for case in RECORDED["scaling"]["cases"]:
         assert f"{case['step_ms']:,.0f}" in page
         assert f"{case['group_bytes']:,}" in page
+    for case in STAGES["counted"]["cases"]:
+        assert f"| {case['units']:.1f} | {case['formula']} |" in page
     assert "ANOTHER RESULT" not in page
+
+
+def test_counted_stages_have_no_bubble_on_the_way_back():
+    cases = {(c["method"], c["stages"], c["micro_batches"]): c for c in STAGES["counted"]["cases"]}
+    for (method, S, M), case in cases.items():
+        back = {"staged": 2 * M, "staged_recompute": 3 * M}.get(method, 2 * (M + S - 1))
+        assert case["formula"] == M + S - 1 + back
+        assert case["formula"] <= case["units"] < 1.2 * case["formula"]
+        if method == "gpipe":
+            assert cases["staged", S, M]["units"] < case["units"]
