@@ -63,6 +63,20 @@ def run_group(module: str, ranks: int, cases: list[dict[str, Any]], *, separate:
     return found
 
 
+def run_linked(
+    module: str, ranks: int, cases: list[dict[str, Any]], *, bandwidth: float, latency: float
+) -> list[dict[str, Any]]:
+    """Run cases in a group of processes with slow links between them; see :mod:`benchmarks._switch`."""
+    worker = [sys.executable, "-m", module, *map(json.dumps, cases)]
+    switch = [sys.executable, "-m", "benchmarks._switch", "--ranks", str(ranks)]
+    link = ["--bandwidth", str(bandwidth), "--latency", str(latency)]
+    done = subprocess.run([*_OWN_NETWORK, "--fork", *switch, *link, *worker], stdout=subprocess.PIPE, check=True)
+    found = [json.loads(line) | {"bandwidth": bandwidth, "latency": latency} for line in done.stdout.splitlines()]
+    for case in found:
+        print(case, file=sys.stderr, flush=True)
+    return found
+
+
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -28,6 +28,18 @@ def all_reduce_s(size: float, workers: int, link: Link) -> float:
     return min(ring, rounds * (seconds + link.latency))
 
 
+def gloo_all_reduce_s(size: float, workers: int, link: Link) -> float:
+    """Seconds of gloo's all-reduce: a ring in which every round waits for the receiver's answer, two latencies."""
+    if workers == 1:
+        return 0.0
+    return 2 * (workers - 1) * (8 * size / link.bandwidth / workers + 2 * link.latency)
+
+
+def gloo_step_s(compute_s: float, messages: Sequence[float], workers: int, link: Link) -> float:
+    """Seconds of a step with gloo; see :func:`step_s`."""
+    return compute_s + sum(gloo_all_reduce_s(size, workers, link) for size in messages)
+
+
 def step_s(compute_s: float, messages: Sequence[float], workers: int, link: Link) -> float:
     """Seconds of a step whose messages, in bytes, follow its computation; nothing overlaps."""
     return compute_s + sum(all_reduce_s(size, workers, link) for size in messages)

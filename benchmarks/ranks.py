@@ -1,9 +1,10 @@
 """``python -m benchmarks.ranks``: bytes and time of a step on several processes, Split-FG beside DDP.
 
 Every group of processes runs in a network namespace of its own where ``unshare`` allows it, so that the loopback device
-counts nothing but its bytes. ``--scaling`` and ``--limited`` measure one part and keep the others as recorded;
-``--limited`` needs namespaces and ``tc``. ``--record`` writes the numbers to ``benchmarks/ranks.json`` or to the file
-that it names. A busy machine is an error unless ``--busy`` is passed, which the record then states.
+counts nothing but its bytes. ``--scaling``, ``--limited`` and ``--delayed`` measure one part and keep the others as
+recorded; ``--limited`` needs namespaces and ``tc``, ``--delayed`` namespaces and ``/dev/net/tun``. ``--record`` writes
+the numbers to ``benchmarks/ranks.json`` or to the file that it names. A busy machine is an error unless ``--busy`` is
+passed, which the record then states.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.__main__ import made
-from benchmarks._machine import can_separate, cores, load, run_group
-from benchmarks._network_model import Link, shared_step_s, step_s
+from benchmarks._machine import can_separate, cores, load, run_group, run_linked
+from benchmarks._network_model import Link, gloo_step_s, shared_step_s, step_s
 from benchmarks._rank_worker import MODELS, K
 from splitfg import LinearHead, Role, Split, Tied
 from splitfg.models import GPT
@@ -31,6 +32,7 @@ RATES = {"1gbit": 1e9, "100mbit": 1e8, "10mbit": 1e7, "1mbit": 1e6}
 BANDWIDTHS = {"10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8, "10 Mbit/s": 1e7, "1 Mbit/s": 1e6}
 LATENCIES = {"0.05 ms": 5e-5, "1 ms": 1e-3, "20 ms": 2e-2, "100 ms": 0.1}
 WORKERS = (2, 8, 64, 1000)
+LINKS = {2: ((1e9, 1e-3), (1e8, 2e-2), (1e7, 2e-2), (1e8, 0.1), (1e6, 1e-3)), 4: ((1e8, 2e-2), (1e7, 0.1))}
 _LONGEST_S = 30.0
 _MOST_WAITING = 1.2
 _WORKER = "benchmarks._rank_worker"
@@ -41,24 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, nargs="?", const=RECORDED)
     parser.add_argument("--scaling", action="store_true", help="measure weak scaling alone")
     parser.add_argument("--limited", action="store_true", help="measure limited bandwidth alone")
+    parser.add_argument("--delayed", action="store_true", help="measure limited bandwidth with latency alone")
     parser.add_argument("--busy", action="store_true", help="measure although other jobs run, and record that")
     args = parser.parse_args(arguments)
     here, separate = load(), can_separate()
     if here["busy"] and not args.busy:
         sys.exit(f"other jobs run here (load {here['load']} on {here['cores']} cores): wait, or pass --busy")
-    if not (args.scaling or args.limited):
-        args.scaling = args.limited = True
-    if args.limited and not separate:
-        sys.exit("--limited needs `unshare --map-root-user --net` and `ip`: measure with --scaling alone")
+    if not (args.scaling or args.limited or args.delayed):
+        args.scaling = args.limited = args.delayed = True
+    if (args.limited or args.delayed) and not separate:
+        sys.exit("--limited and --delayed need `unshare --map-root-user --net` and `ip`: measure with --scaling alone")
     found = json.loads(RECORDED.read_text(encoding="utf-8"))
     found |= {"K": K, "sizes": {name: sizes(name) for name in MODELS}}
     facts = {**made(torch.device("cpu")), **here, "threads": 1}
     if args.scaling:
         cases = scaling(separate)
         found["scaling"] = {"made": facts | _disturbed(cases, here), "cases": cases}
-        found["simulated"] = simulated(cases)
     if args.limited:
         found["limited"] = {"made": facts, "cases": limited()}
+    found["simulated"] = simulated(found["scaling"]["cases"])
+    if args.delayed:
+        found["delayed"] = {"made": facts, "cases": delayed()}
     print(json.dumps(found, indent=1))
     if args.record is not None:
         write_json(args.record, found)
@@ -90,6 +95,28 @@ def limited() -> list[dict[str, Any]]:
     return [*whole.values(), *found]
 
 
+def delayed() -> list[dict[str, Any]]:
+    """Return steps of a small model over links with bandwidth and latency, and what the model of gloo expects."""
+    found: list[dict[str, Any]] = []
+    for ranks, links in LINKS.items():
+        cases = [{**_tiny(method), "steps": 3, "counted": False} for method in METHODS[:3]]
+        fast = run_linked(_WORKER, ranks, cases, bandwidth=1e10, latency=0.0)
+        plain = {case["method"]: case["step_ms"] / 1e3 for case in fast}
+        found += fast
+        for bandwidth, latency in links:
+            link = Link(bandwidth, latency)
+            expected = {c["method"]: gloo_step_s(plain[c["method"]], _sizes(c), ranks, link) for c in fast}
+            bearable = [case for case in cases if expected[case["method"]] < _LONGEST_S]
+            slow = run_linked(_WORKER, ranks, bearable, bandwidth=bandwidth, latency=latency)
+            found += [{**case, "model_ms": round(1e3 * expected[case["method"]], 1)} for case in slow]
+    return found
+
+
+def _sizes(case: dict[str, Any]) -> list[float]:
+    """Return the bytes of every message of a step; only their number and sum matter to the model."""
+    return [case["group_bytes"] / case["messages"]] * case["messages"]
+
+
 def simulated(scaling: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the model's step times of small8, with the CPU time of one process and its messages."""
     trunk, head = (4 * sizes("small8")[part] for part in ("trunk", "head"))
@@ -105,6 +132,9 @@ def simulated(scaling: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "bandwidth": bandwidth,
             "latency": latency,
             **{m: round(step_s(compute[m], sent, workers, Link(bits, delay)), 3) for m, sent in messages.items()},
+            "gloo": {
+                m: round(gloo_step_s(compute[m], sent, workers, Link(bits, delay)), 3) for m, sent in messages.items()
+            },
         }
         for workers in WORKERS
         for bandwidth, bits in BANDWIDTHS.items()
