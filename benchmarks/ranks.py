@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.__main__ import made
 from benchmarks._machine import can_separate, cores, load, run_group, run_linked
-from benchmarks._network_model import Link, gloo_step_s, shared_step_s, step_s
+from benchmarks._network_model import Link, gloo_all_reduce_s, gloo_step_s, shared_step_s, step_s
 from benchmarks._rank_worker import MODELS, K
 from splitfg import LinearHead, Role, Split, Tied
 from splitfg.models import GPT
@@ -32,8 +32,13 @@ RATES = {"1gbit": 1e9, "100mbit": 1e8, "10mbit": 1e7, "1mbit": 1e6}
 BANDWIDTHS = {"10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8, "10 Mbit/s": 1e7, "1 Mbit/s": 1e6}
 LATENCIES = {"0.05 ms": 5e-5, "1 ms": 1e-3, "20 ms": 2e-2, "100 ms": 0.1}
 WORKERS = (2, 8, 64, 1000)
-LINKS = {2: ((1e9, 1e-3), (1e8, 2e-2), (1e7, 2e-2), (1e8, 0.1), (1e6, 1e-3)), 4: ((1e8, 2e-2), (1e7, 0.1))}
+LINKS = {
+    2: ((1e9, 1e-3), (1e8, 2e-2), (1e7, 2e-2), (1e8, 0.1), (1e6, 1e-3)),
+    4: ((1e9, 1e-3), (1e8, 2e-2), (1e7, 0.1)),
+    8: ((1e8, 2e-2),),
+}
 _LONGEST_S = 30.0
+_LONGEST_MESSAGE_S = 5.0
 _MOST_WAITING = 1.2
 _WORKER = "benchmarks._rank_worker"
 
@@ -96,25 +101,22 @@ def limited() -> list[dict[str, Any]]:
 
 
 def delayed() -> list[dict[str, Any]]:
-    """Return steps of a small model over links with bandwidth and latency, and what the model of gloo expects."""
+    """Return times of gloo's all-reduce over links with bandwidth and latency, and what its model expects.
+
+    Messages alone: computation on a busy machine would hide them. Their sizes are those of the scores, of the small
+    model's head, and of all its gradients.
+    """
+    own = sizes("tiny")
+    messages = (4 * (K + 4), 4 * own["head"], 4 * (own["trunk"] + own["head"]))
     found: list[dict[str, Any]] = []
     for ranks, links in LINKS.items():
-        cases = [{**_tiny(method), "steps": 3, "counted": False} for method in METHODS[:3]]
-        fast = run_linked(_WORKER, ranks, cases, bandwidth=1e10, latency=0.0)
-        plain = {case["method"]: case["step_ms"] / 1e3 for case in fast}
-        found += fast
         for bandwidth, latency in links:
             link = Link(bandwidth, latency)
-            expected = {c["method"]: gloo_step_s(plain[c["method"]], _sizes(c), ranks, link) for c in fast}
-            bearable = [case for case in cases if expected[case["method"]] < _LONGEST_S]
-            slow = run_linked(_WORKER, ranks, bearable, bandwidth=bandwidth, latency=latency)
-            found += [{**case, "model_ms": round(1e3 * expected[case["method"]], 1)} for case in slow]
+            expected = {size: gloo_all_reduce_s(size, ranks, link) for size in messages}
+            cases = [{"bytes": size, "repeats": 5} for size in messages if expected[size] < _LONGEST_MESSAGE_S]
+            slow = run_linked("benchmarks._message_worker", ranks, cases, bandwidth=bandwidth, latency=latency)
+            found += [{**case, "model_ms": round(1e3 * expected[case["bytes"]], 1)} for case in slow]
     return found
-
-
-def _sizes(case: dict[str, Any]) -> list[float]:
-    """Return the bytes of every message of a step; only their number and sum matter to the model."""
-    return [case["group_bytes"] / case["messages"]] * case["messages"]
 
 
 def simulated(scaling: list[dict[str, Any]]) -> list[dict[str, Any]]:
