@@ -172,8 +172,8 @@ def trouble(rank, kind):
     ("kind", "words"),
     [
         ("K", "estimator differs: .*K=4.* on rank 0, .*K=5.* on rank 1"),
-        ("width", r"parameters differs: .*\(6, 5\).* on rank 0, .*\(7, 5\).* on rank 1"),
-        ("dtype", "parameters differs: .*float64.* on rank 0, .*float32.* on rank 1"),
+        ("width", r"parameters differ: .*\(6, 5\).* on rank 0, .*\(7, 5\).* on rank 1"),
+        ("dtype", "parameters differ: .*float64.* on rank 0, .*float32.* on rank 1"),
         ("seed", "generator differs: state .* on rank 0, state .* on rank 1"),
         ("values", r"trunk\..*weight differs between rank 0 and rank 1: start all processes from the same"),
         ("rows", "rank 1: the batch is empty"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -49,8 +50,7 @@ class Ranks:
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         raise_if(_mesh_problems(mesh))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._row_group: dist.ProcessGroup | None = dist.group.WORLD
-        self._groups: Sequence[dist.ProcessGroup | None] = (dist.group.WORLD,)
+        self._mesh: DeviceMesh | None = None
         self.row_part, self.row_parts, self.tangent_part, self.tangent_parts = self.rank, self.size, 0, 1
         if mesh is not None:
             self._use(mesh)
@@ -79,11 +79,15 @@ class Ranks:
 
     def mean_rows_(self, values: Tensor) -> Tensor:
         """Replace a tensor by its mean over the processes with different rows."""
+        if self.row_parts == 1:
+            return values
         answered(lambda: dist.all_reduce(values, group=self._row_group), "an all-reduce")
         return values.div_(self.row_parts)
 
     def gather(self, values: Tensor) -> Tensor:
         """Stack a tensor of equal shape from the processes with different rows."""
+        if self.row_parts == 1:
+            return values[None]
         own = values.to(self.device).contiguous()  # gloo gathers tensors of the host alone
         found = [torch.empty_like(own) for _ in range(self.row_parts)]
         answered(lambda: dist.all_gather(found, own, group=self._row_group), "an all-gather")
@@ -112,12 +116,23 @@ class Ranks:
         taken: Inputs = pytree.tree_map(lambda t: t[own] if has_rows(t) else t, x)
         return taken, y[own]
 
+    # Groups are found when they are needed: a group that is held here would outlive destroy_process_group, and with it
+    # gloo's threads, which abort a process that ends.
+
+    @property
+    def _groups(self) -> Sequence[dist.ProcessGroup | None]:
+        """One group of all processes where the mesh holds them all, one along each dimension otherwise."""
+        if self._mesh is None or self._mesh.size() == self.size:
+            return (None,)
+        return [self._mesh.get_group(name) for name in self._mesh.mesh_dim_names or ()]
+
+    @property
+    def _row_group(self) -> dist.ProcessGroup | None:
+        """The processes with different rows; ``None`` for all processes."""
+        return None if self._mesh is None else self._mesh.get_group(ROWS)
+
     def _use(self, mesh: DeviceMesh) -> None:
-        names = mesh.mesh_dim_names or ()
-        groups = {name: mesh.get_group(name) for name in names}
-        self._row_group = groups.get(ROWS)
-        # one message over all processes where the mesh holds them all, one along each dimension otherwise
-        self._groups = (dist.group.WORLD,) if mesh.size() == self.size else tuple(groups.values())
+        self._mesh, names = mesh, mesh.mesh_dim_names or ()
         place = {name: (mesh.get_local_rank(name), mesh.size(i)) for i, name in enumerate(names)}
         self.row_part, self.row_parts = place.get(ROWS, (0, 1))
         self.tangent_part, self.tangent_parts = place.get(TANGENTS, (0, 1))
@@ -165,6 +180,8 @@ def connect(
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         backend = "nccl" if kind == "cuda" else "gloo"
         answered(lambda: _meet(backend, arrival, timeout), f"the rendezvous at {where}")
+        if backend == "gloo":
+            atexit.register(_leave)
     size = dist.get_world_size()
     raise_if(
         []
@@ -177,6 +194,12 @@ def connect(
     for name in (ROWS, TANGENTS):
         _set_pg_timeout(timeout, mesh.get_group(name))
     return Ranks(mesh)
+
+
+def _leave() -> None:
+    """End the process group: a process that ends with gloo's threads running may abort after all its work is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _gpu_problems() -> list[str]:

@@ -90,7 +90,8 @@ def _difference(name: str, values: Sequence[str]) -> str:
         return ""
     other = next(rank for rank, value in enumerate(values) if value != values[0])
     first, second = _shortened(values[0], values[other])
-    return f"{name} differs: {first} on rank 0, {second} on rank {other}; start all processes alike"
+    verb = "differ" if name.endswith("s") else "differs"
+    return f"{name} {verb}: {first} on rank 0, {second} on rank {other}; start all processes alike"
 
 
 def _shortened(first: str, second: str) -> tuple[str, str]:
