@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
+    facts = made(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(_PATCH, encoding="utf-8")
@@ -60,7 +61,7 @@ def main() -> None:
         assert plain.wait() == 0
         same = ends(folder / "shared") == ends(folder / "plain")
     found = {
-        **made(torch.device("cpu")),
+        **facts,
         "runs": args.seeds,
         "steps": args.steps,
         "ttl_s": TTL_S,

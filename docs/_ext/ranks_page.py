@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 RECORDED = DOCS.parent / "benchmarks" / "ranks.json"
+HOSTS = DOCS.parent / "benchmarks" / "hosts.json"
 STAGES = DOCS.parent / "benchmarks" / "stages.json"
 PAGE = DOCS / "results" / "ranks.md"
 NAMES = {
@@ -26,13 +27,13 @@ SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
     if not RECORDED.exists():
         return
-    stages = json.loads(STAGES.read_text(encoding="utf-8")) if STAGES.exists() else {}
-    text = page(json.loads(RECORDED.read_text(encoding="utf-8")), stages)
+    stages, hosts = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (STAGES, HOSTS))
+    text = page(json.loads(RECORDED.read_text(encoding="utf-8")), stages, hosts)
     if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
         PAGE.write_text(text, encoding="utf-8")
 
 
-def page(found: dict[str, Any], stages: dict[str, Any]) -> str:
+def page(found: dict[str, Any], stages: dict[str, Any], hosts: dict[str, Any]) -> str:
     """Return the Markdown page."""
     sizes, K = found["sizes"]["small8"], found["K"]
     blocks = [
@@ -52,15 +53,19 @@ def page(found: dict[str, Any], stages: dict[str, Any]) -> str:
         " The model is the unlimited step plus the bytes on the wire at the limit.",
         _limited(found["limited"]["cases"]),
         _made(found["limited"]["made"]),
+        *_delayed(found.get("delayed")),
         "## Bandwidth, latency and workers, simulated",
-        "small8; computation is the CPU time of one process, messages as above, nothing overlaps. An all-reduce of M"
-        " bytes takes the shorter of a ring, 2 (N - 1) (8 M / N / bandwidth + latency), and recursive doubling,"
-        " log2 N (8 M / bandwidth + latency). Seconds per step. Local heads: without the"
-        " exchange of heads, which sends one head every n steps. Latency was not measured: the kernel had no `netem`.",
-        _simulated(found["simulated"]),
+        "small8, seconds per step; computation is the CPU time of one process, messages as above, nothing overlaps. The"
+        " first number of a cell is for the best of two algorithms, as NCCL chooses among: an all-reduce of M bytes"
+        " takes the shorter of a ring, 2 (N - 1) (8 M / N / bandwidth + latency), and recursive doubling, log2 N"
+        " (8 M / bandwidth + latency). The second is for gloo: it has the ring alone and waits two latencies a round:"
+        " with many workers far apart, rounds cost more than bytes. Local heads: without the exchange of heads,"
+        " which sends one head every n steps.",
+        *(block for method in SHOWN for block in (f"**{NAMES[method]}**", _simulated(found["simulated"], method))),
     ]
     blocks += _kills(found.get("kills"))
     blocks += _stages(stages)
+    blocks += _hosts(hosts)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -103,13 +108,38 @@ def _limited(cases: Sequence[dict[str, Any]]) -> str:
     return _table(("method", "rate", "step, ms", "model, ms"), rows)
 
 
-def _simulated(cases: Sequence[dict[str, Any]]) -> str:
+def _delayed(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
     rows = [
-        (c["workers"], c["bandwidth"], c["latency"], *(f"{c[method]:,.2f}" for method in SHOWN))
-        for c in cases
-        if c["latency"] in ("0.05 ms", "20 ms")
+        (
+            c["ranks"],
+            f"{c['bandwidth'] / 1e6:,.0f} Mbit/s",
+            f"{1e3 * c['latency']:g} ms",
+            f"{c['bytes']:,}",
+            f"{c['ms']:,.0f}",
+            f"{c['model_ms']:,.0f}",
+        )
+        for c in found["cases"]
     ]
-    return _table(("workers", "bandwidth", "latency", *(NAMES[m] for m in SHOWN)), rows)
+    text = (
+        "gloo's all-reduce between processes in networks of their own, each with a link to a switch that holds every"
+        " packet back (`benchmarks/_switch.py`, TUN devices and real TCP). The model is gloo's ring, 2 (N - 1)"
+        " (8 M / N / bandwidth + 2 latencies): a round waits for the receiver's answer. Latencies of 1 ms and below are"
+        " no longer than the scheduling of the switch and of processes that share few cores; the model leaves it out."
+    )
+    header = ("processes", "bandwidth", "latency", "bytes", "measured, ms", "model, ms")
+    return ["## Bandwidth and latency, measured", text, _table(header, rows), _made(found["made"])]
+
+
+def _simulated(cases: Sequence[dict[str, Any]], method: str) -> str:
+    latencies = list(dict.fromkeys(c["latency"] for c in cases))
+    cells = {
+        (c["workers"], c["bandwidth"], c["latency"]): f"{c[method]:,.2f} / {c['gloo'][method]:,.2f}" for c in cases
+    }
+    places = dict.fromkeys((c["workers"], c["bandwidth"]) for c in cases)
+    rows = [(*place, *(cells[*place, latency] for latency in latencies)) for place in places]
+    return _table(("workers", "bandwidth", *latencies), rows)
 
 
 def _kills(found: dict[str, Any] | None) -> list[str]:
@@ -125,6 +155,21 @@ def _kills(found: dict[str, Any] | None) -> list[str]:
         " patience with a process that does not end."
     )
     return ["## Kills", text]
+
+
+def _hosts(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return []
+    ended = "the logs and parameters of undisturbed runs, bit for bit" if found["same_end"] else "ANOTHER RESULT"
+    text = (
+        f"From `python -m benchmarks.hosts --record`, {found['date']}: two hosts divide {found['runs']} runs of"
+        " `demo/split_fg` with `--share`. They are namespaces of one machine with host names and process ids of their"
+        f" own, one folder, file locks that do nothing, and clocks {found['clock_ahead_s'] / 3600:g} h apart. One host"
+        f" is killed inside a run; the other takes the run over after {found['taken_over_s']:.0f} s (leases last"
+        f" {found['ttl_s']:.0f} s), from step {found['resumed_from_step']:,} of {found['steps']:,}, and all end with"
+        f" {ended}. This was not run on NFS."
+    )
+    return ["## A host that dies", text]
 
 
 STAGE_NAMES = {

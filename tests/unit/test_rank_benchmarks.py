@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "benchmarks" / "ranks.json").read_text(encoding="utf-8"))
+HOSTS = json.loads((ROOT / "benchmarks" / "hosts.json").read_text(encoding="utf-8"))
 STAGES = json.loads((ROOT / "benchmarks" / "stages.json").read_text(encoding="utf-8"))
 
 
@@ -34,6 +35,28 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_doubling():
     assert network.shared_step_s(1.0, 1e6, 2, 8e6) == pytest.approx(3.0)
 
 
+def test_the_all_reduce_of_gloo_is_a_ring_that_waits_twice_a_round():
+    link = network.Link(bandwidth=8e6, latency=0.1)
+    assert network.gloo_all_reduce_s(48, 1, link) == 0
+    assert network.gloo_all_reduce_s(4e6, 4, link) == pytest.approx(6 * (1 + 0.2))
+    assert network.gloo_step_s(1.0, [4e6, 4e6], 4, link) == pytest.approx(1 + 2 * 7.2)
+
+
+def test_the_model_of_gloo_fits_where_links_are_slower_than_the_scheduler():
+    slow = [c for c in RECORDED["delayed"]["cases"] if c["latency"] >= 0.02]
+    far = [c for c in slow if abs(c["ms"] - c["model_ms"]) > 0.2 * c["model_ms"]]
+    assert len(slow) >= 12
+    assert len(far) <= 1
+    assert not [c for c in far if abs(c["ms"] - c["model_ms"]) > 0.35 * c["model_ms"]]
+
+
+def test_a_dead_host_gives_its_run_back():
+    assert HOSTS["same_end"]
+    assert HOSTS["exit_code"] == 0
+    assert HOSTS["taken_over_s"] > 0.8 * HOSTS["ttl_s"]
+    assert 0 < HOSTS["resumed_from_step"] < HOSTS["steps"]
+
+
 def test_recorded_bytes_of_the_trunk():
     K, sizes = RECORDED["K"], RECORDED["sizes"]["small8"]
     cases = {(c["method"], c["ranks"]): c for c in RECORDED["scaling"]["cases"]}
@@ -53,7 +76,7 @@ def test_the_model_fits_the_measured_points():
 
 
 def test_the_page_shows_what_is_recorded():
-    page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED, STAGES)
+    page = load(ROOT / "docs" / "_ext" / "ranks_page.py").page(RECORDED, STAGES, HOSTS)
     for case in RECORDED["scaling"]["cases"]:
         assert f"{case['step_ms']:,.0f}" in page
         assert f"{case['group_bytes']:,}" in page
