@@ -56,12 +56,13 @@ def test_the_maps_are_the_weights_whatever_the_step():
         assert all(torch.allclose(maps[name][0], w, atol=1e-6) for name, w in weights.items())
 
 
-def test_no_operation_between_layers_runs_again():
+def test_no_operation_between_layers_runs_again(monkeypatch):
     split, x, y = mlp()
     calls = []
-    for module in split.trunk.modules():
-        if not list(module.children()):
-            module.register_forward_hook(lambda m, *_: calls.append((type(m).__name__, len(_[0][0]))))
+    for kind in {type(m) for m in split.trunk.modules() if not list(m.children())}:
+        run = kind.forward
+        counted = lambda m, a, run=run: calls.append((type(m).__name__, len(a))) or run(m, a)  # noqa: E731
+        monkeypatch.setattr(kind, "forward", counted)
     LearnedFeedback(probe=LayerDifference())(split, x, y, generator=generator())
     layers, others = ([c for c in calls if (c[0] == "Linear") is linear] for linear in (True, False))
     validation = len(others) // 3  # whole passes: activations run once in each

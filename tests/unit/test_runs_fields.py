@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -14,15 +13,14 @@ from splitfg_lab.runs.fields import FieldHelp, explain, field_help
 SHIPPED = [e for e in EXPERIMENTS if e.runner.startswith("splitfg_lab.")]
 
 
-def config_classes(cls: type) -> Iterator[type]:
-    """A config class and all classes that its fields may hold."""
-    yield cls
-    for annotation in field_types(cls).values():
-        for inner in dataclass_members(annotation).values():
-            yield from config_classes(inner)
+def config_classes(classes: set[type]) -> set[type]:
+    """Config classes, and all classes that their fields may hold; a route may hold a route."""
+    fields = [annotation for cls in classes for annotation in field_types(cls).values()]
+    found = classes.union(*(dataclass_members(annotation).values() for annotation in fields))
+    return classes if found == classes else config_classes(found)
 
 
-CLASSES = {c for e in SHIPPED for p in e.presets for c in config_classes(type(p.config))}
+CLASSES = config_classes({type(p.config) for e in SHIPPED for p in e.presets})
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda c: f"{c.__module__}.{c.__name__}"), ids=lambda c: c.__name__)

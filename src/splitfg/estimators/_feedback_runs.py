@@ -99,7 +99,7 @@ class _Trace:
 
 class _CompiledRun:
     def __init__(self, trace: _Trace, feedback: LearnedFeedback, split: Split, x: Inputs) -> None:
-        self._trace, self._feedback, self._early = trace, feedback, _early(split, x)
+        self._trace, self._feedback, self._split, self._early = trace, feedback, split, _early(split, x)
         self._h, self._kept = trace.halves.first(self._early)
 
     @property
@@ -108,7 +108,7 @@ class _CompiledRun:
 
     def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
         route = self._feedback.route
-        noise = self._feedback.draw(self._trace.measured, generator) if route.due else {}
+        noise = self._feedback.draw(self._split, self._trace.measured, generator) if route.due else {}
         late = [*_sorted(route.maps), *noise.values(), u]
         found: tuple[Params, Params] = self._trace.halves.second(self._early, self._kept, late)
         return found
@@ -136,7 +136,7 @@ def _measurement(feedback: LearnedFeedback, split: Split, x: Inputs, tape: Tape)
     route, generator = feedback.route, torch.Generator(tape.h.device).manual_seed(0)
     measured, change = feedback.measure(split, x, tape, generator)
     route.apply({name: torch.zeros_like(c) for name, c in change.items() if name not in route.maps})
-    return measured, feedback.draw(measured, generator)
+    return measured, feedback.draw(split, measured, generator)
 
 
 def _early(split: Split, x: Inputs) -> list[Tensor]:

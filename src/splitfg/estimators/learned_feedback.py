@@ -21,7 +21,7 @@ from splitfg.estimators._state import with_state
 from splitfg.estimators._tape_checks import pass_problems
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
-from splitfg.feedback import Difference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
+from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
@@ -58,9 +58,9 @@ class LearnedFeedback:
 
     Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations,
     norms, sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed
-    weight, a map is used that has learned how the layer responds to noise at its input. One more forward pass a step,
-    with noise, teaches the maps; with ``Relay(every=n)`` at every n-th step only. No derivative of the trunk is
-    taken and no weight is read backward; the layers above the last map are exact.
+    weight, a map is used that has learned how the layer responds to noise at its input. Every step runs the layers once
+    more, with noise, which teaches the maps; with ``Relay(every=n)`` every n-th step does. No derivative of the trunk
+    is taken and no weight is read backward; the layers above the last map are exact.
 
     Biased as long as the maps are: with :class:`~splitfg.feedback.Relay`, the default, the bias vanishes as they
     converge, which takes a few steps; with :class:`~splitfg.feedback.Direct` the covariance of Jacobian and gradient
@@ -71,7 +71,8 @@ class LearnedFeedback:
 
     Args:
         route: How u reaches the layers; holds the maps, which :meth:`update_state` changes.
-        probe: How responses to noise are measured.
+        probe: How responses to noise are measured; ``None`` for :class:`~splitfg.feedback.LayerDifference` where layers
+            can run alone, which costs the least, and :class:`~splitfg.feedback.Difference` elsewhere.
         rest: Estimates the parameters that feedback does not reach, in the same step.
         only: Names or glob patterns of the parameters that learn by feedback; ``None`` for all that it reaches. The
             others are left to ``rest``, or get no entry.
@@ -91,13 +92,14 @@ class LearnedFeedback:
     """
 
     route: Route = field(default_factory=Relay)
-    probe: Probe = field(default_factory=Difference)
+    probe: Probe | None = None
     rest: Estimator | None = None
     only: Sequence[str] | None = None
     runner: Runner = field(default=EagerRun, repr=False)
 
     def __post_init__(self) -> None:
-        found = kind_problems("route", self.route, Route) + kind_problems("probe", self.probe, Probe)
+        found = kind_problems("route", self.route, Route)
+        found += [] if self.probe is None else kind_problems("probe", self.probe, Probe)
         if isinstance(self.only, str):
             found.append(f"only must hold names or patterns: write only=({self.only!r},)")
         raise_if(found)
@@ -130,13 +132,18 @@ class LearnedFeedback:
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
-        stats = Stats(jvps=jvps + self.passes, biased=True, norms=norms)
+        stats = Stats(jvps=jvps + self.passes(split), biased=True, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
 
-    @property
-    def passes(self) -> int:
-        """Forward passes that the present step's measurement takes; none between measurements."""
-        return self.probe.passes if self.route.due else 0
+    def passes(self, split: Split) -> int:
+        """Return the forward passes that this step's measurement takes; none between measurements."""
+        return self.chosen_probe(split).passes if self.route.due else 0
+
+    def chosen_probe(self, split: Split) -> Probe:
+        """Return the probe, or the one that suits route and trunk."""
+        if self.probe is not None:
+            return self.probe
+        return LayerDifference() if self.route.by_layer and not isinstance(split.trunk, TapedTrunk) else Difference()
 
     def layers(self, split: Split, x: Inputs) -> tuple[FoundLayer, ...]:
         """Return the layers that the trunk calls on a batch, in order; print them to see which have maps."""
@@ -186,14 +193,14 @@ class LearnedFeedback:
         part, state = self._part(x, tape), generator.get_state()
         if part is not None:
             try:
-                return part[1], self.change(split, x, tape, self.draw(part[1], generator))
+                return part[1], self.change(split, x, tape, self.draw(split, part[1], generator))
             except MismatchedPassError:  # a value whose leading dimension is not the samples
                 generator.set_state(state)
-        return tape, self.change(split, x, tape, self.draw(tape, generator), whole=True)
+        return tape, self.change(split, x, tape, self.draw(split, tape, generator), whole=True)
 
-    def draw(self, tape: Tape, generator: torch.Generator) -> Noise:
+    def draw(self, split: Split, tape: Tape, generator: torch.Generator) -> Noise:
         """Draw the noise of one measurement of these samples."""
-        return self.route.noise(tape, generator, alone=self.probe.alone)
+        return self.route.noise(tape, generator, alone=self.chosen_probe(split).alone)
 
     def change(self, split: Split, x: Inputs, tape: Tape, noise: Noise, *, whole: bool = False) -> Params:
         """Return the change of the maps that the response to noise asks for.
@@ -208,7 +215,7 @@ class LearnedFeedback:
         if not noise:
             return {}
         x, tape = (None if whole else self._part(x, tape)) or (x, tape)
-        return self.route.change(tape, noise, self.probe(tape, partial(_recorded, split, x), noise))
+        return self.route.change(tape, noise, self.chosen_probe(split)(tape, partial(_recorded, split, x), noise))
 
     def _part(self, x: Inputs, tape: Tape) -> tuple[Inputs, Tape] | None:
         """Return as many samples as the route needs, with their part of the tape; ``None`` for the whole batch.

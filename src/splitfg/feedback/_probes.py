@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -23,6 +23,9 @@ Rerun: TypeAlias = Callable[[Alter], Tape]
 
 class Response(ABC):
     """The change of a pass, per unit of noise, computed where it is asked for."""
+
+    white: ClassVar[bool] = False
+    """Whether the inputs of layers move by white noise, rather than by noise that has passed other layers."""
 
     @abstractmethod
     def input(self, place: int) -> Tensor | None:
@@ -94,6 +97,8 @@ class _Tangents(Response):
 @dataclass(frozen=True)
 class _LayersAlone(Response):
     """Differences of single layers, from what they read and wrote in a recorded pass."""
+
+    white: ClassVar[bool] = True
 
     tape: Tape
     width: Tensor
@@ -268,7 +273,7 @@ class CoarseReadout(Probe):
         operations = []
         for o in tape.operations:
             args = tuple(self._read(a) if i == 0 else a for i, a in enumerate(o.args))
-            operations.append(Operation(o.name, o.module, args, o.kwargs, self._read(o.output)))
+            operations.append(replace(o, args=args, output=self._read(o.output)))
         return Tape(operations, self._read(tape.h))
 
     def _read(self, value: Any) -> Any:
@@ -326,10 +331,9 @@ class ForwardDerivative(Probe):
 def _run_alone(operations: Mapping[int, Operation], given: Mapping[int, Tensor]) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for place, a in given.items():
-        module = operations[place].module
-        if module is None:
+        if operations[place].module is None:
             raise SplitError([f"{operations[place]} is no module that runs alone: use Difference()"])
-        found[place] = module(a)
+        found[place] = operations[place].run(a)
     return found
 
 

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,18 +47,23 @@ class Route(EveryNth, ABC):
     """Maps that carry a gradient to the places that layers read, and the rule by which they learn.
 
     Args:
-        rule: How the maps learn.
+        rule: How the maps learn; ``None`` for ``DeltaRule(1.0)`` where layers read white noise, which is the cheapest,
+            and ``Proximal()`` elsewhere.
         every: Measure at every n-th step only; between measurements the maps stay as they are.
     """
 
+    by_layer: ClassVar[bool] = False
+    """Whether the maps learn from the responses of single layers, so that these may run alone."""
+
     def __init__(self, rule: MapRule | None = None, *, every: int = 1) -> None:
-        self.rule = rule if rule is not None else Proximal()
+        self.rule = rule
         self.every = every
         self._maps: Params = {}
         self._unused = 0  # measurements, until the first one is applied
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.rule!r}{f', every={self.every}' * (self.every > 1)})"
+        settings = [repr(self.rule)] * (self.rule is not None) + [f"every={self.every}"] * (self.every > 1)
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     @abstractmethod
     def samples(self, tape: Tape) -> int | None:
@@ -122,7 +127,10 @@ class Route(EveryNth, ABC):
 
     def _initial(self, name: str, like: Tensor) -> Tensor:
         groups, outputs, inputs = like.shape
-        return self.rule.initial(name, groups, outputs, inputs, like)
+        return (self.rule or Proximal()).initial(name, groups, outputs, inputs, like)
+
+    def _rule(self, response: Response) -> MapRule:
+        return self.rule or (DeltaRule(1.0) if response.white else Proximal())
 
     def _map(self, name: str, shape: tuple[int, int, int], like: Tensor) -> Tensor:
         known = self._maps.get(name)
@@ -152,7 +160,7 @@ class Relay(Route):
     give them ``pull_back(x, u)`` for an exact gradient. Known since Akrout et al. (2019) as weight mirrors.
 
     Args:
-        rule: How the maps learn.
+        rule: How the maps learn; ``None`` for the rule that suits the noise, see :class:`Route`.
         every: Measure at every n-th step only; between measurements the maps stay as they are.
 
     Example:
@@ -164,6 +172,8 @@ class Relay(Route):
         >>> estimate = estimator(split, x, y, generator=torch.Generator().manual_seed(0))
         >>> estimator.update_state(split, estimate)
     """
+
+    by_layer: ClassVar[bool] = True
 
     def samples(self, tape: Tape) -> int | None:
         """Return enough for ``_ROWS`` rows at every input of a map: convolutions have rows in plenty."""
@@ -188,19 +198,20 @@ class Relay(Route):
         for place, moved in response.layers(samples, noise).items():
             operation = tape.operations[place]
             found.setdefault(operation.name, []).append((operation, *moved))
-        return {name: self._changed(name, calls) for name, calls in found.items()}
+        rule = self._rule(response)
+        return {name: self._changed(name, calls, rule) for name, calls in found.items()}
 
-    def _changed(self, name: str, calls: Sequence[tuple[Operation, Tensor, Tensor]]) -> Tensor:
+    def _changed(self, name: str, calls: Sequence[tuple[Operation, Tensor, Tensor]], rule: MapRule) -> Tensor:
         """Return the change of one layer's map from all of its calls."""
         module = _module(calls[0][0])
-        if len(calls) == 1 and isinstance(self.rule, DeltaRule) and isinstance(module, nn.Conv2d):
+        if len(calls) == 1 and isinstance(rule, DeltaRule) and isinstance(module, nn.Conv2d):
             _, da, dz = calls[0]
             m = self._map(name, _map_shape(module), da)
-            return _convolved_change(self.rule, module, m, widened(da), widened(dz))
+            return _convolved_change(rule, module, m, widened(da), widened(dz))
         pairs = [_rows(module, da, dz) for _, da, dz in calls]
         e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
         shape = (e.shape[0], t.shape[-1], e.shape[-1])
-        return self.rule.change(self._map(name, shape, e), widened(e), widened(t))
+        return rule.change(self._map(name, shape, e), widened(e), widened(t))
 
     def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
         """Add Mᵀ δ to the gradient at the layer's input."""
@@ -274,7 +285,7 @@ class Direct(Route):
         readers = _readers(tape)
         names, sizes = [readers[place] for place in noise], [part.shape[-1] for part in parts]
         maps = [self._map(name, (1, t.shape[-1], n), t) for name, n in zip(names, sizes, strict=True)]
-        step = self.rule.change(torch.cat(maps, dim=-1), torch.cat(parts, dim=-1)[None], t[None])
+        step = self._rule(response).change(torch.cat(maps, dim=-1), torch.cat(parts, dim=-1)[None], t[None])
         return dict(zip(names, step.split(sizes, dim=-1), strict=True))
 
     def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
@@ -310,7 +321,7 @@ class Direct(Route):
             g = gradients[place].expand(read.shape)
             g = g.flatten(2).sum(-1) if _is_image(tape, read, delta) else g.flatten(_row_dims(tape)).flatten(0, -2)
             maps = self._map(name, (1, rows.shape[-1], g.shape[-1]), rows)
-            changes[name] = self.rule.change(maps, widened(g)[None], rows[None])
+            changes[name] = (self.rule or Proximal()).change(maps, widened(g)[None], rows[None])
         return changes
 
     def _predicted(self, tape: Tape, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:

@@ -130,16 +130,16 @@ class RelayRoute(RouteRecipe):
     """From layer to layer, each with a map of its own response.
 
     Attributes:
-        rule: The rule by which the maps learn.
+        rule: The rule by which the maps learn; none for the one that suits the probe.
     """
 
-    rule: MapRuleRecipe = field(default_factory=ProximalRule)
+    rule: MapRuleRecipe | None = None
 
     def build(self) -> Route:
         """Return :class:`~splitfg.feedback.Relay`."""
         from splitfg.feedback import Relay
 
-        return Relay(self.rule.build())
+        return Relay(None if self.rule is None else self.rule.build())
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class EveryNthRoute(RouteRecipe):
     Example:
         >>> from splitfg.recipes import EveryNthRoute, LearnedFeedbackMethod
         >>> LearnedFeedbackMethod(EveryNthRoute(4)).build().route
-        Relay(Proximal(rate=1.0, ridge=1.0), every=4)
+        Relay(every=4)
     """
 
     every: int
@@ -277,19 +277,19 @@ class LearnedFeedbackMethod(MethodRecipe):
 
     Attributes:
         route: The route by which u reaches the layers.
-        probe: Measures the responses from which the maps learn.
+        probe: Measures the responses from which the maps learn; none for the one that suits route and trunk.
     """
 
     name: ClassVar[str] = "learned_feedback"
 
     route: RouteRecipe = field(default_factory=RelayRoute)
-    probe: ProbeRecipe = field(default_factory=DifferenceProbe)
+    probe: ProbeRecipe | None = None
 
     def build(self) -> Estimator:
         """Return :class:`~splitfg.LearnedFeedback`."""
         from splitfg.estimators import LearnedFeedback
 
-        return LearnedFeedback(self.route.build(), self.probe.build())
+        return LearnedFeedback(self.route.build(), None if self.probe is None else self.probe.build())
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -30,6 +30,7 @@ class Operation:
         args: Positional arguments.
         kwargs: Keyword arguments.
         output: A tensor, or a tuple of tensors.
+        autocast: The dtype that autocast gave a module's products; ``None`` without autocast.
     """
 
     name: str
@@ -37,6 +38,15 @@ class Operation:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     output: Any
+    autocast: torch.dtype | None = None
+
+    def run(self, a: Tensor) -> Any:
+        """Return what the module writes when it reads ``a`` in place of its first argument; runs no hooks."""
+        assert self.module is not None
+        first = [] if self.args else [next(iter(self.kwargs))]
+        args, kwargs = (a, *self.args[1:]) if self.args else (), {**self.kwargs, **dict.fromkeys(first, a)}
+        with nullcontext() if self.autocast is None else torch.autocast(a.device.type, self.autocast):
+            return self.module.forward(*args, **kwargs)
 
     @property
     def input(self) -> Tensor:
@@ -226,7 +236,7 @@ class _Recorder(TorchFunctionMode):
             output = self._alter(len(self._tape.operations), output)
         # copies of lists among the arguments, to which the trunk may append later
         args, kwargs = pytree.tree_map(lambda value: value, (operation.args, dict(operation.kwargs)))
-        operation = Operation(operation.name, operation.module, args, kwargs, output)
+        operation = replace(operation, args=args, kwargs=kwargs, output=output)
         self._tape.add(operation)
         return operation.output
 
@@ -288,7 +298,8 @@ def _left(mode: _Recorder, name: str, own: Sequence[Tensor], copied: list[Tensor
             raise SplitError([f"{name} ({type(module).__name__}) writes in place: make it with inplace=False"])
         if isinstance(module, nn.Identity):
             return None
-        return mode.record(Operation(name, module, args, kwargs, output), active=mode.trains(module))
+        operation = Operation(name, module, args, kwargs, output, _autocast(output))
+        return mode.record(operation, active=mode.trains(module))
 
     return hook
 
@@ -321,6 +332,14 @@ def _drops_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def _in_place(what: str) -> str:
     return f"the trunk writes in place ({what}): use the operation that returns a new tensor"
+
+
+def _autocast(value: Any) -> torch.dtype | None:
+    """Return the dtype of autocast on the device of a value, where that is on."""
+    tensors = _tensors(value)
+    if not tensors or not torch.is_autocast_enabled(tensors[0].device.type):
+        return None
+    return torch.get_autocast_dtype(tensors[0].device.type)
 
 
 def _memory(t: Tensor) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.sites._tape import Operation, Tape
+from splitfg.sites._tape import Tape
 
 
 def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
@@ -51,5 +52,5 @@ def _copied(tape: Tape, change: Callable[[Tensor], Tensor]) -> Tape:
     copy = Tape(h=changed(tape.h), alone=tape.alone)
     for o in tape.operations:
         args, kwargs, output = pytree.tree_map(changed, (o.args, dict(o.kwargs), o.output))
-        copy.add(Operation(o.name, o.module, args, kwargs, output))
+        copy.add(replace(o, args=args, kwargs=kwargs, output=output))
     return copy

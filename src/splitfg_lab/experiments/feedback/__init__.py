@@ -11,7 +11,6 @@ from splitfg.recipes import (
     BackpropMethod,
     CoarseProbe,
     DirectRoute,
-    EveryNthRoute,
     FrozenMethod,
     LearnedFeedbackMethod,
     MethodRecipe,
@@ -20,6 +19,7 @@ from splitfg.recipes import (
     SplitFGMethod,
 )
 from splitfg.recipes.checks import below, rho_problems
+from splitfg_lab.experiments._feedback_methods import by_passes, every_nth
 from splitfg_lab.experiments.spec import Cell, Experiment, Preset, Row, Table
 
 
@@ -52,20 +52,20 @@ class Feedback:
 
 
 DEPTHS = (3, 6, 10, 20)
-_LEARNED = LearnedFeedbackMethod()
+_LEARNED = by_passes()
 METHODS: dict[str, tuple[str, MethodRecipe, float]] = {
     "backprop": ("Backprop", BackpropMethod(), 1.0),
     "learned": ("Learned feedback", _LEARNED, 1.0),
     **{
         f"learned-every{n}": (
             f"Learned feedback, measured every {n} steps",
-            LearnedFeedbackMethod(EveryNthRoute(n)),
+            every_nth(n),
             1.0,
         )
         for n in (2, 4, 8)
     },
-    "direct": ("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), 1.0),
-    "direct-rho0.3": ("Learned feedback, direct route, rho = 0.3", LearnedFeedbackMethod(DirectRoute()), 0.3),
+    "direct": ("Learned feedback, direct route", by_passes(DirectRoute()), 1.0),
+    "direct-rho0.3": ("Learned feedback, direct route, rho = 0.3", by_passes(DirectRoute()), 0.3),
     "activity": ("Activity tangents, K = 8", ActivityMethod(K=8), 1.0),
     "split_fg": ("Split-FG, K = 8, rho = 0.3", SplitFGMethod(K=8), 0.3),
     "frozen": ("Frozen trunk", FrozenMethod(), 1.0),

@@ -14,17 +14,13 @@ from splitfg.recipes import (
     Adam,
     AdamL2,
     BackpropMethod,
-    DeltaMapRule,
     DirectPathMethod,
     DirectRoute,
-    EveryNthRoute,
     EvolutionMethod,
     FixedRule,
     ForwardForwardMethod,
     FrozenMethod,
     HopfieldMethod,
-    LayerProbe,
-    LearnedFeedbackMethod,
     MeanJacobianFeedback,
     MethodRecipe,
     ParallelPullMethod,
@@ -34,6 +30,7 @@ from splitfg.recipes import (
     RelayRoute,
     SplitFGMethod,
 )
+from splitfg_lab.experiments._feedback_methods import LAYERS_ALONE, by_passes, every_nth
 from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
 from splitfg_lab.experiments.images._networks import FLAT18, RESNET18, Backbone, FlatNetwork, PlainMLP
@@ -52,15 +49,15 @@ _METHODS: dict[str, MethodRecipe] = {
     "es": EvolutionMethod(K=4),
 }
 FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
-    "learned": ("learned feedback", LearnedFeedbackMethod()),
+    "learned": ("learned feedback", by_passes()),
     "learned-layers": (
         "learned feedback, layers measured alone",
-        LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe()),
+        LAYERS_ALONE,
     ),
-    "learned-every4": ("learned feedback, measured every 4 steps", LearnedFeedbackMethod(EveryNthRoute(4))),
-    "learned-direct": ("learned feedback, direct route", LearnedFeedbackMethod(DirectRoute())),
-    "dfa": ("direct feedback alignment", LearnedFeedbackMethod(DirectRoute(FixedRule()))),
-    "alignment": ("feedback alignment", LearnedFeedbackMethod(RelayRoute(FixedRule()))),
+    "learned-every4": ("learned feedback, measured every 4 steps", every_nth(4)),
+    "learned-direct": ("learned feedback, direct route", by_passes(DirectRoute())),
+    "dfa": ("direct feedback alignment", by_passes(DirectRoute(FixedRule()))),
+    "alignment": ("feedback alignment", by_passes(RelayRoute(FixedRule()))),
 }
 """Methods with learned and with random feedback maps, by the last part of a preset's name."""
 PULLS: dict[str, tuple[str, MethodRecipe]] = {
@@ -206,7 +203,7 @@ def _feedback() -> Iterator[Preset]:
     reference = replace(CIFAR10.ablation(BackpropMethod()), network=CIFAR10.backbone)
     yield Preset("resnet20-backprop", "CIFAR-10, whole ResNet-20, 6,000 steps: Backprop", reference, TWO)
     for setting in SETTINGS:
-        config = setting.training(LearnedFeedbackMethod(), setting.backbone)
+        config = setting.training(LAYERS_ALONE, setting.backbone)
         yield _full(setting, "learned", "learned feedback, whole network", config)
 
 
@@ -214,7 +211,7 @@ ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
     "split_fg": ("Split-FG, K = 4", SplitFGMethod(4)),
     "k64": ("Split-FG, K = 64", SplitFGMethod(64)),
     "direct": ("direct path", DirectPathMethod()),
-    "learned": ("learned feedback", LearnedFeedbackMethod()),
+    "learned": ("learned feedback", by_passes()),
 }
 """Methods whose trunk step a line search finds, by a part of a preset's name."""
 

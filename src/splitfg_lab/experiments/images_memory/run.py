@@ -18,7 +18,7 @@ from splitfg import (
     SplitFG,
 )
 from splitfg.estimators import Estimator
-from splitfg.feedback import DeltaRule, LayerDifference, Relay
+from splitfg.feedback import DeltaRule, Difference, LayerDifference, Relay
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import Adam, FrozenMethod
 from splitfg_lab.experiments._peaks import peaks, savings
@@ -37,7 +37,7 @@ _K = 4
 _BACKBONE: dict[str, Estimator] = {
     "backprop": Backprop(),
     "backprop-checkpointed": CheckpointedBackprop(),
-    "learned": LearnedFeedback(),
+    "learned": LearnedFeedback(probe=Difference()),
     "learned-layers": LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
     "pure_fg-chunk1": ForwardGradient(_K, engine=ForwardMode(1)),
     "pure_fg-chunk4": ForwardGradient(_K, engine=ForwardMode()),

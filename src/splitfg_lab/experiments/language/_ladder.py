@@ -34,6 +34,7 @@ from splitfg.recipes import (
     RelayRoute,
     SplitFGMethod,
 )
+from splitfg_lab.experiments._feedback_methods import LAYERS_ALONE, by_passes, every_nth
 from splitfg_lab.experiments.language._config import EPOCH, TENTH, Language, Sizes
 from splitfg_lab.experiments.spec import Preset
 
@@ -75,7 +76,7 @@ def _pull(feedback: FeedbackRecipe, pulls: int = 1) -> ParallelPullMethod:
 
 
 def _seldom(n: int) -> Rung:
-    method = LearnedFeedbackMethod(EveryNthRoute(n))
+    method = every_nth(n)
     return Rung(f"Learned feedback, measured every {n} steps", method, (0.3,), "3n; 4n if measured", every=n)
 
 
@@ -83,9 +84,8 @@ _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_GATED = ParallelPullMethod(GatedMapsFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
-_ALIGNED = LearnedFeedbackMethod(DirectRoute(AlignedRule()))
-_DELTA = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(0.1)))
-_ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
+_ALIGNED = by_passes(DirectRoute(AlignedRule()))
+_DELTA = by_passes(RelayRoute(DeltaMapRule(0.1)))
 _ALONE_4 = LearnedFeedbackMethod(EveryNthRoute(4, RelayRoute(DeltaMapRule(1.0))), LayerProbe())
 _MAPS_4 = DirectPathMethod(EveryNthFeedback(4, MeanJacobianFeedback(0.25)))
 _SLOW_MAPS_4 = EveryNthFeedback(4, MeanJacobianFeedback(0.075))
@@ -131,10 +131,10 @@ RUNGS: dict[str, Rung] = {
         )
         for n in (10, 100)
     },
-    "learned-direct": Rung("Learned feedback, direct route", LearnedFeedbackMethod(DirectRoute()), (0.03, 0.1), _MAPS),
-    "learned": Rung("Learned feedback, layer by layer", LearnedFeedbackMethod(), (0.3, 0.1), "4n", seeds=THREE),
+    "learned-direct": Rung("Learned feedback, direct route", by_passes(DirectRoute()), (0.03, 0.1), _MAPS),
+    "learned": Rung("Learned feedback, layer by layer", by_passes(), (0.3, 0.1), "4n", seeds=THREE),
     **{f"learned-every{n}": _seldom(n) for n in (2, 4, 8)},
-    "learned-layers": Rung("Learned feedback, layers measured alone", _ALONE, (0.3, 0.1), "3n"),
+    "learned-layers": Rung("Learned feedback, layers measured alone", LAYERS_ALONE, (0.3, 0.1), "3n"),
     "learned-layers-every4": Rung(
         "Learned feedback, layers measured alone, every 4 steps", _ALONE_4, (0.3,), "3n", every=4
     ),

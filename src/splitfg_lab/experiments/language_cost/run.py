@@ -28,7 +28,7 @@ from splitfg import (
 )
 from splitfg.errors import SplitError
 from splitfg.estimators import Estimator
-from splitfg.feedback import DeltaRule, LayerDifference, Relay
+from splitfg.feedback import DeltaRule, Difference, LayerDifference, Relay
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import SGD, Adam, AdamW, FrozenMethod, Muon, OptimizerRecipe
 from splitfg_lab.data.device import DeviceWindows
@@ -66,9 +66,9 @@ _LADDER: dict[str, Callable[[], Estimator]] = {
     "pull-maps": lambda: ParallelPull(feedback=MeanJacobian()),
     "pull2-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
     "pull4-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=4),
-    "learned": LearnedFeedback,
+    "learned": lambda: LearnedFeedback(probe=Difference()),
     "learned-layers": lambda: LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
-    "learned-every4": lambda: LearnedFeedback(Relay(every=4)),
+    "learned-every4": lambda: LearnedFeedback(Relay(every=4), Difference()),
 }
 
 

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from splitfg.recipes import (
     ActivityMethod,
     AlignedRule,
-    DeltaMapRule,
     DirectRoute,
-    EveryNthRoute,
     FixedRule,
     ForwardDFARule,
-    LayerProbe,
-    LearnedFeedbackMethod,
-    RelayRoute,
+    PredictedActivityMethod,
     TableMethod,
 )
 from splitfg.recipes.tables import Network, NetworkRecipe, PlainNetwork, table_methods
+from splitfg_lab.experiments._feedback_methods import LAYERS_ALONE, by_passes, every_nth
 from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.spec import Preset
 from splitfg_lab.experiments.tabular._config import FOLDS, Tabular
@@ -41,7 +38,7 @@ class Variant:
 
 
 _METHODS = table_methods()
-_LAYERS_ALONE = LearnedFeedbackMethod(RelayRoute(DeltaMapRule(1.0)), LayerProbe())
+_PREDICTED = PredictedActivityMethod(chunk=2, feedback=by_passes())
 
 PAPER = {name: Variant(title, _METHODS[name]) for name, title in METHOD_TITLES.items()}
 """The paper's methods, in the order of its columns."""
@@ -59,25 +56,22 @@ PLAIN = {
 """The same protocol on a plain MLP, n-128-128, instead of the TabM-style trunk."""
 
 FEEDBACK = {
-    "learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"]),
-    "learned_layers": Variant("Learned feedback, layers alone", _LAYERS_ALONE),
-    "predicted_activity_fg": Variant("Activity tangents on it, K = 8", _METHODS["predicted_activity_fg"]),
+    "learned_feedback": Variant("Learned feedback", by_passes()),
+    "learned_layers": Variant("Learned feedback, layers alone", LAYERS_ALONE),
+    "predicted_activity_fg": Variant("Activity tangents on it, K = 8", _PREDICTED),
 }
 """Feedback through learned maps, on the TabM-style trunk: as it is, and as a control variate."""
 
-SELDOM = {
-    f"learned_every{n}": Variant(f"Measured every {n} steps", LearnedFeedbackMethod(EveryNthRoute(n)))
-    for n in (2, 4, 8)
-}
+SELDOM = {f"learned_every{n}": Variant(f"Measured every {n} steps", every_nth(n)) for n in (2, 4, 8)}
 """Learned feedback, measured at every n-th step."""
 
 PLAIN_FEEDBACK = {
-    "mlp_learned_feedback": Variant("Learned feedback", _METHODS["learned_feedback"], PlainNetwork()),
-    "mlp_learned_layers": Variant("Learned feedback, layers alone", _LAYERS_ALONE, PlainNetwork()),
-    "mlp_direct_feedback": Variant("Direct route", LearnedFeedbackMethod(DirectRoute()), PlainNetwork()),
-    "mlp_fdfa": Variant("FDFA", LearnedFeedbackMethod(DirectRoute(ForwardDFARule())), PlainNetwork()),
-    "mlp_aligned": Variant("GrAPE, no anchors", LearnedFeedbackMethod(DirectRoute(AlignedRule())), PlainNetwork()),
-    "mlp_dfa": Variant("DFA", LearnedFeedbackMethod(DirectRoute(FixedRule())), PlainNetwork()),
+    "mlp_learned_feedback": Variant("Learned feedback", by_passes(), PlainNetwork()),
+    "mlp_learned_layers": Variant("Learned feedback, layers alone", LAYERS_ALONE, PlainNetwork()),
+    "mlp_direct_feedback": Variant("Direct route", by_passes(DirectRoute()), PlainNetwork()),
+    "mlp_fdfa": Variant("FDFA", by_passes(DirectRoute(ForwardDFARule())), PlainNetwork()),
+    "mlp_aligned": Variant("GrAPE, no anchors", by_passes(DirectRoute(AlignedRule())), PlainNetwork()),
+    "mlp_dfa": Variant("DFA", by_passes(DirectRoute(FixedRule())), PlainNetwork()),
     "mlp_node_perturbation": Variant("Node perturbation, K = 1", ActivityMethod(K=1), PlainNetwork()),
 }
 """Feedback through learned and random maps on the plain MLP, and the baselines of others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from splitfg.recipes import ActivityMethod, TableMethod
 from splitfg.recipes.tables import table_methods
+from splitfg_lab.experiments._feedback_methods import by_passes
 from splitfg_lab.experiments.spec import Cell, Experiment, Preset, Row, Table
 from splitfg_lab.experiments.tabular import Tabular
 
@@ -13,7 +14,7 @@ _METHODS: dict[str, tuple[str, TableMethod]] = {
     "split_fg": ("Split-FG, K = 8", table_methods()["split_fg"]),
     "activity_fg": ("Activity tangents, K = 8", table_methods()["activity_fg"]),
     "activity_fg_k1": ("Activity tangents, K = 1", ActivityMethod(K=1)),
-    "learned_feedback": ("Learned feedback", table_methods()["learned_feedback"]),
+    "learned_feedback": ("Learned feedback", by_passes()),
 }
 
 
