@@ -10,7 +10,8 @@ from torch.autograd.functional import hessian
 
 from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
 from splitfg.heads import SquaredError
-from splitfg.learners import CapturedLearner, slope_along
+from splitfg.learners import CapturedLearner, slope_along, slopes_along
+from splitfg.learners.line_search import _minimiser
 from splitfg.recipes import SGD, Adam
 
 
@@ -143,3 +144,68 @@ def test_settings_that_cannot_work_raise():
         LineSearch(beta=1.0)
     with pytest.raises(SplitError, match="cap must be positive"):
         LineSearch(cap=0)
+
+
+class TestGroups:
+    def test_descents_and_curvatures_are_autograds(self):
+        s, x, y = problem()
+        d = direction(s)
+        parts = [{n: v} for n, v in d.items()]
+        slopes, expected = slopes_along(s, x, y, parts), exact(s, x, y)
+        f = s.trunk_function(x)
+        own = s.trunk_params()
+        moved = [torch.func.jvp(lambda p: f({**own, **p}), ({n: own[n]},), ({n: d[n]},)) for n in d]
+        (head,), h = s.head.layers, moved[0][0]
+        H = hessian(lambda h: nn.functional.cross_entropy(head(h), y), h).reshape(h.numel(), h.numel())
+        J = torch.stack([dh.flatten() for _, dh in moved])
+        torch.testing.assert_close(slopes.descent, torch.stack([-(expected[n] * d[n]).sum() for n in d]))
+        torch.testing.assert_close(slopes.curvature, J @ H @ J.T)
+
+    def test_scales_minimise_the_quadratic_in_their_box(self):
+        """Against a fine grid of scales."""
+        for seed in range(20):
+            root, d = noise(3, 3, seed=seed), noise(3, seed=100 + seed)
+            C = root @ root.T + 0.1 * torch.eye(3, dtype=DOUBLE)
+            found = _minimiser(d, C, 1.0)
+            grid = torch.cartesian_prod(*[torch.linspace(0, 1, 41, dtype=DOUBLE)] * 3)
+            values = 0.5 * (grid @ C * grid).sum(-1) - grid @ d
+            own = 0.5 * found @ C @ found - found @ d
+            assert own <= values.min() + 1e-3 * values.abs().max()
+            assert bool(((found >= 0) & (found <= 1)).all())
+
+    def test_every_group_moves_by_its_own_scale(self):
+        s, x, y = problem()
+        first = next(iter(s.trunk_params()))
+        search = LineSearch(beta=0.0, cap=1e6, groups=(first,))
+        learner = GradientLearner(s, Backprop(), SGD(lr=1e-3).build(s), max_norm=None, line_search=search)
+        g, before = exact(s, x, y), {n: p.clone() for n, p in s.trunk_params().items()}
+        learner.step(x, y, generator=generator())
+        slopes = slopes_along(
+            s, x, y, [{first: -1e-3 * g[first]}, {n: -1e-3 * g[n] for n in s.trunk_params() if n != first}]
+        )
+        search.advance(s, x, y)
+        expected = torch.linalg.solve(slopes.curvature, slopes.descent)
+        assert bool((expected > 0).all())
+        torch.testing.assert_close(search.rho, expected, rtol=1e-3, atol=0)
+        for n, p in s.trunk_params().items():
+            scale = search.rho[0 if n == first else 1]
+            torch.testing.assert_close(p, before[n] - 1e-3 * scale * g[n])
+        assert set(search.metrics()) == {"rho/0", "rho/1"}
+
+    def test_steps_resume_and_old_checkpoints_load(self):
+        s, x, y = problem()
+        learner = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch(groups=("*weight",)))
+        for _ in range(3):
+            learner.step(x, y, generator=generator())
+        again = LineSearch(groups=("*weight",))
+        again.load_state_dict(learner.line_search.state_dict())
+        assert torch.equal(again.rho, learner.line_search.rho)
+        old = LineSearch()
+        old.load_state_dict({"rho": torch.tensor(0.5), "descent": torch.tensor(1.0), "curvature": torch.tensor(2.0)})
+        assert old.rho == 0.5
+
+    def test_patterns_that_match_nothing_raise(self):
+        s, x, y = problem()
+        learner = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch(groups=("*", "other*")))
+        with pytest.raises(SplitError, match="'other\\*' matches no parameter"):
+            learner.step(x, y, generator=generator())

@@ -6,6 +6,15 @@ Methods that are not gradient estimators have one module each: ``forward_forward
 
 from splitfg.learners.captured import CapturedLearner, DeviceBatches, DeviceStep
 from splitfg.learners.gradient import GradientLearner
-from splitfg.learners.line_search import LineSearch, Slope, slope_along
+from splitfg.learners.line_search import LineSearch, Slope, slope_along, slopes_along
 
-__all__ = ["CapturedLearner", "DeviceBatches", "DeviceStep", "GradientLearner", "LineSearch", "Slope", "slope_along"]
+__all__ = [
+    "CapturedLearner",
+    "DeviceBatches",
+    "DeviceStep",
+    "GradientLearner",
+    "LineSearch",
+    "Slope",
+    "slope_along",
+    "slopes_along",
+]

@@ -139,7 +139,7 @@ class GradientLearner:
         if isinstance(self.split.trunk, DeviceTrunk):
             metrics["inferences"] = _inferences(self.split) - before
         if self.line_search is not None:
-            metrics["rho"] = self.line_search.rho.clone()
+            metrics |= self.line_search.metrics()
         return StepStats(written.loss, metrics)
 
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:

@@ -55,6 +55,10 @@ class Training(Protocol):
         """Whether a line search finds the trunk step scale."""
 
     @property
+    def adaptive_groups(self) -> tuple[str, ...]:
+        """Patterns of parameters that the line search scales apart."""
+
+    @property
     def steps(self) -> int:
         """Optimizer steps."""
 
@@ -81,7 +85,7 @@ def gradient_learner(config: Training, split: Split, *, horizon: int, run: RunCo
         schedule=CosineWithWarmup(horizon, config.warmup),
         max_norm=config.max_norm,
         clip_apart=config.clip_apart,
-        line_search=LineSearch() if config.adaptive else None,
+        line_search=LineSearch(groups=config.adaptive_groups) if config.adaptive else None,
     )
 
 

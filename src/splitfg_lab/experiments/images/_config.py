@@ -64,6 +64,11 @@ class ImageTraining:
     matmul: Literal["high", "highest"] = "high"
     step: Literal["compiled", "captured", "eager"] = "compiled"
 
+    @property
+    def adaptive_groups(self) -> tuple[str, ...]:
+        """Return none: the line search has one scale."""
+        return ()
+
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
         found += adaptive_problems(self.adaptive, self.rho)

@@ -53,6 +53,6 @@ EXPERIMENT = Experiment(
     no_checkpoints=("knn_lm", "unigram", "bigram"),
     # the number of logits at once; earlier runs counted rows
     immaterial=("block", "rows"),
-    earlier=(("model.init", "gpt2"), ("clip_apart", False), ("adaptive", False)),
+    earlier=(("model.init", "gpt2"), ("clip_apart", False), ("adaptive", False), ("adaptive_groups", [])),
     headlines=headlines(),
 )

@@ -104,6 +104,7 @@ class Language:
         max_norm: Clipping bound.
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
         adaptive: Let a line search find the trunk's step scale; rho must be 1.
+        adaptive_groups: Glob patterns of parameters that the line search scales apart.
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
         tied: How the token table serves as lookup: ``exclude`` reads the current table and leaves it out of the
@@ -126,6 +127,7 @@ class Language:
     max_norm: float = 1.0
     clip_apart: bool = False
     adaptive: bool = False
+    adaptive_groups: tuple[str, ...] = ()
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include", "fixed"] = "exclude"
@@ -139,6 +141,8 @@ class Language:
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch", "block") + not_positive(self, "max_norm") + rho_problems(self.rho)
         found += adaptive_problems(self.adaptive, self.rho)
+        if self.adaptive_groups and not self.adaptive:
+            found.append("adaptive_groups are those of a line search: set adaptive=true")
         if isinstance(self.method, MethodRecipe):
             found += warmup_problems(self.warmup, self.steps)
         raise_if(found)

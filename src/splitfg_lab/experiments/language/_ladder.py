@@ -190,11 +190,19 @@ ADAPTIVE: dict[str, tuple[str, MethodRecipe, str]] = {
     **{name: (RUNGS[name].title, RUNGS[name].method, "include") for name in ("maps", "pull-maps", "learned", "tuned")},
 }
 """Methods whose trunk step a line search finds."""
+GROUPS = ("*attention.qkv*", "*attention.proj*", "*mlp*")
+"""Parameters that a line search scales apart; norms and tables are a further group."""
+GROUPED = ("pull-maps", "learned", "tuned")
 
 
 def adaptive(name: str) -> str:
     """Return the name of a preset with a line search, with the 10% budget."""
     return f"{name}-adaptive-10"
+
+
+def grouped(name: str) -> str:
+    """Return the name of a preset with a line search for every group of parameters, with the 10% budget."""
+    return f"{name}-adaptive-groups-10"
 
 
 def ladder_presets() -> Iterator[Preset]:
@@ -210,6 +218,9 @@ def ladder_presets() -> Iterator[Preset]:
         searched = Language(method, Adam(lr=LR, eps=eps), adaptive=True)
         searched = replace(searched, tied="include" if tied == "include" else "exclude")
         yield Preset(adaptive(name), f"{title}, line search, 10% budget", _short(searched, TENTH))
+        if name in GROUPED:
+            apart = replace(searched, adaptive_groups=GROUPS)
+            yield Preset(grouped(name), f"{title}, line search by groups, 10% budget", _short(apart, TENTH))
     decayed = replace(_config(RUNGS["tuned"], 0.3), optimizer=AdamW(lr=LR, eps=1e-6))
     yield Preset("tuned-adamw-10", "Backprop, AdamW, eps 1e-06, rho = 0.3, 10% budget", _short(decayed, TENTH))
 

@@ -6,6 +6,7 @@ from splitfg_lab.experiments.language._ladder import (
     ADAPTIVE,
     CONTROLS,
     EPSILONS,
+    GROUPED,
     LONGER,
     RUNGS,
     SIZED,
@@ -13,6 +14,7 @@ from splitfg_lab.experiments.language._ladder import (
     SIZES,
     adaptive,
     epsilon,
+    grouped,
     rung,
     sized,
 )
@@ -91,26 +93,30 @@ def _by_rho(corpus: str) -> Table:
             "Split-FG, K = 4",
             (
                 *(Cell(f"split_fg-k4-rho{r:g}-10", "val_ppl") if r != 0.06 else None for r in rhos),
-                _searched("split_fg-k4"),
+                *_searched("split_fg-k4"),
             ),
         )
     ]
     rows += [
         Row(
             found.title,
-            (*(Cell(rung(name, rho), "val_ppl") if rho in found.rhos else None for rho in rhos), _searched(name)),
+            (*(Cell(rung(name, rho), "val_ppl") if rho in found.rhos else None for rho in rhos), *_searched(name)),
         )
         for name, found in RUNGS.items()
     ]
     decayed = (Cell("tuned-adamw-10", "val_ppl") if rho == 0.3 else None for rho in rhos)
-    rows.append(Row("Backprop, AdamW", (*decayed, None)))
-    columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search")
+    rows.append(Row("Backprop, AdamW", (*decayed, None, None)))
+    columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search", "Line search by groups")
     title = "The ladder by trunk step scale, 10% budget: validation perplexity"
     return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=corpus, collapse=True)
 
 
-def _searched(name: str) -> Cell | None:
-    return Cell(adaptive(name), "val_ppl") if name in ADAPTIVE else None
+def _searched(name: str) -> tuple[Cell | None, Cell | None]:
+    """Return the cells of the line searches, with one scale and with several."""
+    return (
+        Cell(adaptive(name), "val_ppl") if name in ADAPTIVE else None,
+        Cell(grouped(name), "val_ppl") if name in GROUPED else None,
+    )
 
 
 def _by_budget(corpus: str) -> Table:

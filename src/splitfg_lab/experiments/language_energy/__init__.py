@@ -88,5 +88,5 @@ EXPERIMENT = Experiment(
     no_checkpoints=("init", "init-torch"),
     smoke=("batches=2", *(f"training.{setting}" for setting in SMOKE)),
     immaterial=("training.block",),
-    earlier=(("training.clip_apart", False),),
+    earlier=(("training.clip_apart", False), ("training.adaptive", False), ("training.adaptive_groups", [])),
 )
