@@ -209,3 +209,55 @@ class TestGroups:
         learner = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch(groups=("*", "other*")))
         with pytest.raises(SplitError, match="'other\\*' matches no parameter"):
             learner.step(x, y, generator=generator())
+
+
+class TestLookingBack:
+    def test_one_measurement_is_the_formula(self):
+        """rho ← rho exp(clip(d / c) / 10) along P on the fresh batch, and P ← h P + rho D."""
+        s, x, y = problem()
+        search = LineSearch(beta=0.0, horizon=0.9, cap=2.0)
+        learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
+        for _ in range(14):
+            learner.step(x, y, generator=generator())
+        before = {name: value.clone() for name, value in search.state_dict().items()}
+        theta = {n: p.clone() for n, p in s.trunk_params().items()}
+        fresh_x, fresh_y = noise(32, 5, seed=8), classes(32, count=3, seed=9)
+        slope = slope_along(s, fresh_x, fresh_y, {n: before[f"past/{n}"] for n in theta})
+        search.advance(s, fresh_x, fresh_y)
+        rho = before["rho"][0] * torch.exp((slope.descent / slope.curvature).clamp(-1, 1) / 10)
+        torch.testing.assert_close(search.rho, rho.clamp(max=2.0))
+        assert search.rho != before["rho"][0]
+        for n, p in s.trunk_params().items():
+            torch.testing.assert_close(p, theta[n] + search.rho * before[f"step/{n}"])
+            moved = 0.9 * before[f"past/{n}"] + search.rho * before[f"step/{n}"]
+            torch.testing.assert_close(search.state_dict()[f"past/{n}"], moved)
+
+    def test_the_first_steps_are_those_of_the_ratio(self):
+        found = []
+        for horizon in (0.0, 0.99):
+            s, x, y = problem()
+            search = LineSearch(horizon=horizon, cap=1e9)
+            learner = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=search)
+            found.append([learner.step(x, y, generator=generator()).metrics["rho"] for _ in range(14)])
+        torch.testing.assert_close(found[0][:11], found[1][:11])
+        assert found[0][12] != found[1][12]
+
+    def test_captured_and_resumed_steps_are_eager_steps(self):
+        def learner():
+            s, x, y = problem()
+            return GradientLearner(s, SplitFG(K=2), Adam(1e-2).build(s), line_search=LineSearch(horizon=0.9)), x, y
+
+        (eager, x, y), (inner, *_), (again, *_) = learner(), learner(), learner()
+        fast, g, h = CapturedLearner(inner, horizon=20, compile_=lambda f: f), generator(), generator()
+        for step in range(14):
+            if step == 12:
+                again.load_state_dict(eager.state_dict())
+                eager = again
+            a, b = eager.step(x, y, generator=g), fast.step(x, y, generator=h)
+            torch.testing.assert_close(a.metrics["rho"], b.metrics["rho"], rtol=1e-4, atol=1e-6)
+
+    def test_wrong_settings_raise(self):
+        with pytest.raises(SplitError, match="horizon must be in"):
+            LineSearch(horizon=1.0)
+        with pytest.raises(SplitError, match="takes one group"):
+            LineSearch(horizon=0.9, groups=("*",))

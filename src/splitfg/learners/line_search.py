@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -10,103 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
+from splitfg.learners.slopes import slopes_along
 from splitfg.splitting import Role, Split
 from splitfg.types import Engine, Inputs, Params, Target
-
-
-@dataclass(frozen=True)
-class Slope:
-    """The loss along a direction D of the trunk's parameters, L(θ + s D) ≈ L - descent s + curvature s² / 2.
-
-    Attributes:
-        descent: -<u, J D>; one number for every direction where there are several.
-        curvature: d²/ds² of the loss of the head at h + s J D. For a head with linear outputs this is the Gauss-Newton
-            curvature Dᵀ Jᵀ H J D.
-    """
-
-    descent: Tensor
-    curvature: Tensor
-
-
-def slope_along(split: Split, x: Inputs, y: Target, direction: Params, *, engine: Engine | None = None) -> Slope:
-    """Measure descent and curvature of a batch's loss along a direction, with one Jacobian-vector product.
-
-    Args:
-        split: The network.
-        x: Inputs.
-        y: Target.
-        direction: D, by parameter name.
-        engine: How J D is found; forward mode by default.
-
-    Example:
-        >>> import torch
-        >>> from splitfg.learners import slope_along
-        >>> from splitfg.testing import example_split
-        >>> split, x, y = example_split()
-        >>> direction = {name: torch.ones_like(p) for name, p in split.trunk_params().items()}
-        >>> bool(slope_along(split, x, y, direction).curvature >= 0)
-        True
-    """
-    slopes = slopes_along(split, x, y, [direction], engine=engine)
-    return Slope(slopes.descent[0], slopes.curvature[0, 0])
-
-
-def slopes_along(
-    split: Split, x: Inputs, y: Target, directions: Sequence[Params], *, engine: Engine | None = None
-) -> Slope:
-    """Measure descents and curvatures of a batch's loss along G directions, with G Jacobian-vector products.
-
-    L(θ + Σ_g s_g D_g) ≈ L - Σ_g d_g s_g + Σ_gh s_g C_gh s_h / 2. The head is differentiated G (G + 1) / 2 times.
-
-    Args:
-        split: The network.
-        x: Inputs.
-        y: Target.
-        directions: D_g by parameter name; parameters that a direction does not name stay.
-        engine: How J D is found; forward mode by default.
-
-    Returns:
-        Descents d, shape ``(G,)``, and curvatures C, shape ``(G, G)``.
-
-    Example:
-        >>> import torch
-        >>> from splitfg.learners import slopes_along
-        >>> from splitfg.testing import example_split
-        >>> split, x, y = example_split()
-        >>> parts = [{name: torch.ones_like(p)} for name, p in split.trunk_params().items()]
-        >>> slopes_along(split, x, y, parts).curvature.shape
-        torch.Size([4, 4])
-    """
-    with torch.no_grad():
-        own = split.trunk_params()
-        names = list(dict.fromkeys(name for direction in directions for name in direction))
-        tangents = {n: torch.stack([d.get(n, torch.zeros_like(own[n])) for d in directions]) for n in names}
-        f, params = split.trunk_function(x), {n: own[n] for n in names}
-        h, dh = (engine or ForwardMode())(f, params, tangents)
-        descent, curvature = h.new_zeros(len(directions)), h.new_zeros(len(directions), len(directions))
-        for a in range(len(directions)):
-            for b in range(a + 1):
-                first, second = _derivatives(split, h, y, dh[a], dh[b])
-                curvature[a, b] = curvature[b, a] = second
-            descent[a] = -first
-    return Slope(descent, curvature)
-
-
-def _derivatives(split: Split, h: Tensor, y: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return d/ds and d²/dsdt of the head's loss at h + s a + t b."""
-    normaliser, head = split.head.normaliser(h, y), split.head.params()
-    zero, one = h.new_zeros(()), h.new_ones(())
-
-    def slope(t: Tensor) -> Tensor:
-        change: Tensor = jvp(lambda s: split.head.loss(head, h + s * a + t * b, y, normaliser), (zero,), (one,))[1]
-        return change
-
-    first, second = jvp(slope, (zero,), (one,))  # type: ignore[misc]
-    return first, second
 
 
 @dataclass(frozen=True)
@@ -115,7 +24,8 @@ class LineSearch:
 
     The optimizer steps at the head's learning rate (build it with rho = 1); D is the trunk's part of that step,
     without the schedule's factor. The trunk waits for the next batch, which D does not depend on, and then moves by
-    rho D. With the descent d and the Gauss-Newton curvature c of that batch along D, by :func:`slope_along`,
+    rho D. With the descent d and the Gauss-Newton curvature c of that batch along D, by
+    :func:`~splitfg.learners.slope_along`,
 
         rho = min(cap, E[d] / E[c]),
 
@@ -128,7 +38,11 @@ class LineSearch:
     G Jacobian-vector products a step; no backward pass. The last step of a training waits for ever.
 
     The ratio is the best for a single step. Where an update is mostly noise, that is less than what serves a whole
-    training: noise of many steps averages out, while the ratio charges each step for its own.
+    training: noise of many steps averages out, while the ratio charges each step for its own. With a ``horizon`` h < 1,
+    the first steps use the ratio, and later ones the slope along the decayed sum of past moves P ← h P + rho D: a
+    positive descent says that longer steps would have been better, a negative one that shorter ones would have been,
+
+        rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10).
 
     Args:
         beta: Decay rate of the running means.
@@ -136,6 +50,7 @@ class LineSearch:
         engine: How J D is found.
         groups: Glob patterns of parameter names. A parameter belongs to the first that matches; those that none matches
             are a further group. Without patterns there is one group.
+        horizon: h, such as 0.99 for about 100 steps; 0 for the ratio of single steps. Takes one group.
 
     Example:
         >>> import torch
@@ -155,11 +70,14 @@ class LineSearch:
     cap: float = 3.0
     engine: Engine = field(default_factory=ForwardMode)
     groups: tuple[str, ...] = ()
+    horizon: float = 0.0
     _state: Params = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         found = [] if 0 <= self.beta < 1 else [f"beta must be in [0, 1), got {self.beta}"]
-        raise_if(found + ([] if self.cap > 0 else [f"cap must be positive, got {self.cap}"]))
+        found += [] if self.cap > 0 else [f"cap must be positive, got {self.cap}"]
+        found += [] if 0 <= self.horizon < 1 else [f"horizon must be in [0, 1), got {self.horizon}"]
+        raise_if(found + (["a horizon takes one group: leave groups out"] if self.horizon and self.groups else []))
 
     @property
     def rho(self) -> Tensor:
@@ -173,8 +91,22 @@ class LineSearch:
         return {"rho": rho} if rho.ndim == 0 else {f"rho/{i}": part for i, part in enumerate(rho.unbind())}
 
     def advance(self, split: Split, x: Inputs, y: Target) -> None:
-        """Measure a batch along the waiting step, set rho, and take the step."""
+        """Measure a batch along the waiting step, or along past ones, set rho, and take the step."""
         state, grouped = self._prepared(split), self._grouped(split)
+        if self.horizon:
+            self._look_back(split, x, y, state)
+        else:
+            self._look_ahead(split, x, y, state, grouped)
+        params = dict(split.model.named_parameters())
+        with torch.no_grad():
+            for rho, names in zip(state["rho"], grouped, strict=True):
+                for n in names:
+                    params[n].addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
+                    if self.horizon:
+                        state[f"past/{n}"].mul_(self.horizon).addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
+
+    def _look_ahead(self, split: Split, x: Inputs, y: Target, state: Params, grouped: list[list[str]]) -> None:
+        """Set rho to the best scale of the waiting step."""
         directions = [{n: state[f"step/{n}"] for n in names} for names in grouped]
         slopes = slopes_along(split, x, y, directions, engine=self.engine)
         factor, diagonal = state["factor"], slopes.curvature.diagonal()
@@ -183,11 +115,22 @@ class LineSearch:
         for name, value in found.items():
             state[name].lerp_(value.to(state[name].dtype), 1 - self.beta)
         state["rho"].copy_(_minimiser(state["descent"], state["curvature"], self.cap))
-        params = dict(split.model.named_parameters())
-        with torch.no_grad():
-            for rho, names in zip(state["rho"], grouped, strict=True):
-                for n in names:
-                    params[n].addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
+
+    def _look_back(self, split: Split, x: Inputs, y: Target, state: Params) -> None:
+        """Set rho to the best scale of the waiting step at first, and later change it by the slope along past moves."""
+        early = state["taken"] < _EARLY  # on the device: a captured step runs the same operations every time
+        direction = {n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in self._names(split)}
+        slopes = slopes_along(split, x, y, [direction], engine=self.engine)
+        factor = torch.where(early, state["factor"], torch.ones_like(state["factor"]))
+        for kind, weight in (("", early), ("past ", ~early)):
+            share = (1 - self.beta) * weight
+            state[f"{kind}descent"].lerp_(slopes.descent / factor, share.to(factor.dtype))
+            state[f"{kind}curvature"].lerp_(slopes.curvature.clamp_min(0) / factor**2, share.to(factor.dtype))
+        ahead = _minimiser(state["descent"], state["curvature"], self.cap)
+        ratio = state["past descent"] / state["past curvature"][0].clamp_min(torch.finfo(factor.dtype).tiny)
+        back = (state["rho"] * torch.exp(_PACE * ratio.clamp(-1, 1))).clamp(0, self.cap)
+        state["rho"].copy_(torch.where(early, ahead, back))
+        state["taken"] += 1
 
     @contextmanager
     def waiting(self, split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -247,10 +190,21 @@ class LineSearch:
             self._state.update(made)
             self._state["factor"] = torch.ones((), dtype=like.dtype, device=like.device)
             self._state.update({f"step/{n}": torch.zeros_like(params[n]) for n in names})
+            if self.horizon:
+                past = {name: made[name].clone() for name in ("descent", "curvature")}
+                self._state.update({f"past {name}": value for name, value in past.items()})
+                self._state.update({f"past/{n}": torch.zeros_like(params[n]) for n in names})
+                self._state["taken"] = torch.zeros((), dtype=like.dtype, device=like.device)
         elif self._state["rho"].device != like.device:  # a checkpoint is read to the CPU
             self._state.update({name: value.to(like.device) for name, value in self._state.items()})
         return self._state
 
+
+_EARLY = 11
+"""Steps that a search with a horizon takes by the ratio of single ones; the first one has no length."""
+
+_PACE = 0.1
+"""How far one measurement along past moves changes the logarithm of rho."""
 
 _SWEEPS = 20
 """Rounds of coordinate descent: enough for a few groups."""

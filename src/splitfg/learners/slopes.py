@@ -1,0 +1,105 @@
+"""Descent and curvature of a loss along directions of the trunk's parameters, by Jacobian-vector products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import jvp
+
+from splitfg.engines import ForwardMode
+from splitfg.splitting import Split
+from splitfg.types import Engine, Inputs, Params, Target
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The loss along a direction D of the trunk's parameters, L(θ + s D) ≈ L - descent s + curvature s² / 2.
+
+    Attributes:
+        descent: -<u, J D>; one number for every direction where there are several.
+        curvature: d²/ds² of the loss of the head at h + s J D. For a head with linear outputs this is the Gauss-Newton
+            curvature Dᵀ Jᵀ H J D.
+    """
+
+    descent: Tensor
+    curvature: Tensor
+
+
+def slope_along(split: Split, x: Inputs, y: Target, direction: Params, *, engine: Engine | None = None) -> Slope:
+    """Measure descent and curvature of a batch's loss along a direction, with one Jacobian-vector product.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        direction: D, by parameter name.
+        engine: How J D is found; forward mode by default.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.learners import slope_along
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> direction = {name: torch.ones_like(p) for name, p in split.trunk_params().items()}
+        >>> bool(slope_along(split, x, y, direction).curvature >= 0)
+        True
+    """
+    slopes = slopes_along(split, x, y, [direction], engine=engine)
+    return Slope(slopes.descent[0], slopes.curvature[0, 0])
+
+
+def slopes_along(
+    split: Split, x: Inputs, y: Target, directions: Sequence[Params], *, engine: Engine | None = None
+) -> Slope:
+    """Measure descents and curvatures of a batch's loss along G directions, with G Jacobian-vector products.
+
+    L(θ + Σ_g s_g D_g) ≈ L - Σ_g d_g s_g + Σ_gh s_g C_gh s_h / 2. The head is differentiated G (G + 1) / 2 times.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        directions: D_g by parameter name; parameters that a direction does not name stay.
+        engine: How J D is found; forward mode by default.
+
+    Returns:
+        Descents d, shape ``(G,)``, and curvatures C, shape ``(G, G)``.
+
+    Example:
+        >>> import torch
+        >>> from splitfg.learners import slopes_along
+        >>> from splitfg.testing import example_split
+        >>> split, x, y = example_split()
+        >>> parts = [{name: torch.ones_like(p)} for name, p in split.trunk_params().items()]
+        >>> slopes_along(split, x, y, parts).curvature.shape
+        torch.Size([4, 4])
+    """
+    with torch.no_grad():
+        own = split.trunk_params()
+        names = list(dict.fromkeys(name for direction in directions for name in direction))
+        tangents = {n: torch.stack([d.get(n, torch.zeros_like(own[n])) for d in directions]) for n in names}
+        f, params = split.trunk_function(x), {n: own[n] for n in names}
+        h, dh = (engine or ForwardMode())(f, params, tangents)
+        descent, curvature = h.new_zeros(len(directions)), h.new_zeros(len(directions), len(directions))
+        for a in range(len(directions)):
+            for b in range(a + 1):
+                first, second = _derivatives(split, h, y, dh[a], dh[b])
+                curvature[a, b] = curvature[b, a] = second
+            descent[a] = -first
+    return Slope(descent, curvature)
+
+
+def _derivatives(split: Split, h: Tensor, y: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return d/ds and d²/dsdt of the head's loss at h + s a + t b."""
+    normaliser, head = split.head.normaliser(h, y), split.head.params()
+    zero, one = h.new_zeros(()), h.new_ones(())
+
+    def slope(t: Tensor) -> Tensor:
+        change: Tensor = jvp(lambda s: split.head.loss(head, h + s * a + t * b, y, normaliser), (zero,), (one,))[1]
+        return change
+
+    first, second = jvp(slope, (zero,), (one,))  # type: ignore[misc]
+    return first, second
