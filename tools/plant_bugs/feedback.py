@@ -56,7 +56,7 @@ BUGS = (
     ),
     Bug(
         "learned feedback through a transposed map",
-        "feedback/_routes.py",
+        "feedback/_relay.py",
         "return (delta @ m[0]).sum_to_size(a.shape)",
         "return (delta @ m[0].mT).sum_to_size(a.shape)",
         (f"{RELAYED}[relu-difference]",),
@@ -70,7 +70,7 @@ BUGS = (
     ),
     Bug(
         "learned feedback with a stale map",
-        "feedback/_routes.py",
+        "feedback/_route.py",
         "self._maps[name].add_(step)",
         "self._maps[name].add_(0 * step)",
         (f"{RELAYED}[relu-difference]",),

@@ -51,15 +51,15 @@ BUGS = (
     Bug(
         "line search: curvature of a shortened step",
         "learners/line_search.py",
-        "slope.curvature.clamp_min(0) / factor**2",
-        "slope.curvature.clamp_min(0) / factor",
+        '"curvature": slopes.curvature / factor**2}',
+        '"curvature": slopes.curvature / factor}',
         (f"{SEARCH}::test_a_schedules_factor_does_not_change_rho",),
     ),
     Bug(
         "line search: no cap",
         "learners/line_search.py",
-        "rho.clamp(0, self.cap)",
-        "rho.clamp(0, None)",
+        "(rest / own[g]).clamp(0, cap)",
+        "(rest / own[g]).clamp(0, None)",
         (f"{SEARCH}::test_scales_the_trunk_alone_and_keeps_to_its_cap",),
     ),
 )

@@ -7,6 +7,7 @@ identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradie
 In any trunk of layers, a :class:`Route` carries u to every layer through maps that learn from measured responses.
 """
 
+from splitfg.feedback._direct import Direct
 from splitfg.feedback._every_nth import EveryNth, Pace
 from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
@@ -17,11 +18,11 @@ from splitfg.feedback._probes import (
     ForwardDerivative,
     LayerDifference,
     MismatchedPassError,
-    Noise,
     Probe,
-    Response,
 )
-from splitfg.feedback._routes import Direct, Relay, Route, Shares
+from splitfg.feedback._relay import Relay
+from splitfg.feedback._responses import Noise, Response
+from splitfg.feedback._route import Route, Shares
 from splitfg.feedback._sweep import Swept, sweep
 from splitfg.feedback._transposed import Transposed
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
-from splitfg.feedback._routes import Route
+from splitfg.feedback._route import Route
 from splitfg.numerics import added
 from splitfg.sites import Operation, Tape, has_pull_back, layer_gradients, layer_operations, pull_back, rule_for, under
 from splitfg.types import Params

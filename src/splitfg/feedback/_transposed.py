@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfg.feedback._probes import Noise, Response
-from splitfg.feedback._routes import Route, Shares
+from splitfg.feedback._responses import Noise, Response
+from splitfg.feedback._route import Route, Shares
 from splitfg.sites import Tape
 from splitfg.types import Params
 
