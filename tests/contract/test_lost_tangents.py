@@ -239,7 +239,9 @@ def test_lost_and_wrong_tangents_raise_with_the_module(fault, estimator, residua
 
 
 def test_one_problem_for_one_cause():
-    s = linear_split(nn.Sequential(nn.Linear(3, 4), *[Applied(square, residual=True) for _ in range(3)]))
+    s = linear_split(
+        seeded(lambda: nn.Sequential(nn.Linear(3, 4), *[Applied(square, residual=True) for _ in range(3)]))
+    )
     (problem,) = refused(SplitFG(2), s, X.float(), Y)
     assert problem.startswith("1 (Applied), 2 (Applied), 3 (Applied): ")
 

@@ -60,19 +60,43 @@ def rule_problems(split: Split, x: Inputs, v: Params, dh: Tensor) -> list[str]:
     if not names:
         return []
     del h
-    h, leaves = _graph(split, x, saved=True)
-    c = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
-    grads = torch.autograd.grad(h, list(leaves.values()), c, allow_unused=True, materialize_grads=True)
-    backward = sum(float((g.double() * v[n].double()).sum()) for n, g in zip(leaves, grads, strict=True))
-    forward = float((c.flatten().double() * dh.double()).sum())
-    size = float(c.double().norm() * dh.double().norm())
-    if abs(forward - backward) <= _ERROR.get(h.dtype, _NARROW_ERROR) * size:
+    size = dh.double().norm()
+    c = torch.randn(dh.shape, generator=torch.Generator().manual_seed(1)).to(dh.device, torch.float64)
+    c = dh.double() + c * (size / c.norm())
+    forward, backward = float((c * dh.double()).sum()), _backward(split, x, v, c)
+    if abs(forward - backward) <= _ERROR.get(dh.dtype, _NARROW_ERROR) * float(c.norm() * size):
         return []
     return [
         f"the backward rules of {', '.join(names)} do not belong to their forward-mode rules: <c, J v> is {forward:.3g}"
         f" and <Jᵀ c, v> is {backward:.3g}, so that estimates would differ from backprop. Give the function a jvp that"
         " is the transpose of its backward, or, to train with J·v as it is, pass check=False to split() or Split()"
     ]
+
+
+def whole_problems(split: Split, x: Inputs, v: Params, dh: Tensor, measured: Tensor) -> list[str]:
+    """List the problem that J v is neither the measured derivative nor backprop's, although no module is to blame.
+
+    With the difference c = J v - (measured), <c, J v> - <Jᵀ c, v> is ‖c‖² if backprop computes the measured derivative,
+    and zero if it agrees with J v, as for straight-through functions. Makes one reverse pass.
+    """
+    c = dh.double() - measured
+    excess = float((c * dh.double()).sum()) - _backward(split, x, v, c)
+    if not excess > 0.5 * float(c.square().sum()):
+        return []
+    far = float(c.norm() / measured.norm().clamp_min(torch.finfo(torch.float64).tiny))
+    return [
+        f"J·v of the trunk is not its derivative (relative error {far:.2g} against a finite difference, from which"
+        " backprop does not differ): use engine=CentralDifference(), or, to train with it as it is, pass check=False"
+        " to split() or Split()"
+    ]
+
+
+def _backward(split: Split, x: Inputs, v: Params, c: Tensor) -> float:
+    """Return <Jᵀ c, v> by one reverse pass."""
+    h, leaves = _graph(split, x, saved=True)
+    cotangent = c.reshape(h.shape).to(h.dtype)
+    grads = torch.autograd.grad(h, list(leaves.values()), cotangent, allow_unused=True, materialize_grads=True)
+    return sum(float((g.double() * v[n].double()).sum()) for n, g in zip(leaves, grads, strict=True))
 
 
 def _graph(split: Split, x: Inputs, *, saved: bool = False) -> tuple[Tensor, Params]:

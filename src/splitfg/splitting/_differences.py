@@ -21,6 +21,9 @@ _ERROR = {torch.float64: 1e-3, torch.float32: 2e-2}
 _NARROW_ERROR = 0.3
 # Above this relative difference between the two sides, the larger step is tried.
 _COARSE = 0.05
+# The error of a derivative in float32 that rounding explains, TF32 included, and of one measured in float64.
+_OF_FLOAT32 = 1e-2
+_CERTAIN = 1e-3
 # Functions whose derivative is zero wherever it exists: differences would measure their jumps.
 _FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
 
@@ -64,6 +67,30 @@ class Slope:
     def agrees(self, derivative: Tensor) -> bool:
         """Whether a computed derivative agrees with the measured one."""
         return self.deviation(derivative) == 0.0
+
+
+def measured_in_double(line: Line) -> Slope | None:
+    """Measure the slope of a function that computes in float64, to validate a derivative that was computed in float32.
+
+    The differences D of two steps t and 2t bound their own error: D(2t) - D(t) is three times the truncation error of
+    D(t) where the function is smooth (Richardson), and as large as its rounding error elsewhere.
+
+    Returns:
+        The slope; ``None`` if its own error is not far below the rounding of float32 derivatives, as where the function
+        casts to float32 on the way.
+    """
+    step = _STEPS[torch.float64][0]
+    constants = Constants()
+    with constants:
+        centre = line(0.0)
+    ends = {t: _again(line, t, constants) for t in (step, -step, 2 * step, -2 * step)}
+    near, far = ((ends[t] - ends[-t]) / (2 * t) for t in (step, 2 * step))
+    uncertain, size = float((far - near).norm()), float(near.norm())
+    if not uncertain <= _CERTAIN * size:
+        return None
+    return Slope(
+        near, (ends[step] + ends[-step] - 2 * centre).abs() / step, _OF_FLOAT32 + uncertain / max(size, 1e-300)
+    )
 
 
 def measured(line: Line, dtype: torch.dtype, *, no_grad: bool = True) -> Slope | None:
