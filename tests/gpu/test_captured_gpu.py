@@ -110,4 +110,5 @@ def test_memory_does_not_grow_with_the_number_of_tangents_taken_one_by_one():
         take(learner, g, stop=6)
         return torch.cuda.max_memory_allocated() - before
 
+    peak(2)  # cuBLAS allocates its work space in the first step of a process
     assert peak(16) <= 1.05 * peak(2)

@@ -7,11 +7,13 @@ import os
 import traceback
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from _captured import Setting, made_up_windows
 from _crew import free_port
+from torch.utils import _pytree as pytree
 
 from splitfg import GradientLearner, LinearHead, SplitError
 from splitfg.compiled import whole
@@ -78,7 +80,8 @@ def _work(function, rank, size, port, backend, pipe, args):
             dist.init_process_group("gloo")
         elif backend == "nccl":
             connect()
-        pipe.send((True, function(*args)))
+        # arrays: tensors in shared memory are gone with the process
+        pipe.send((True, pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), function(*args))))
     except Exception as error:
         pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     if dist.is_initialized():
@@ -105,7 +108,7 @@ def in_processes(size, backend, function, *args):
             if process.is_alive():
                 process.kill()
     assert all(fine for fine, _ in found), [text for fine, text in found if not fine]
-    return [result for _, result in found]
+    return [pytree.tree_map_only(np.ndarray, torch.from_numpy, result) for _, result in found]
 
 
 def _captured_with_nccl(compiled):

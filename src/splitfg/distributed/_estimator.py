@@ -85,6 +85,7 @@ class DistributedEstimator:
         self.check_every, self.whole_batches, self.reduce_head = check_every, whole_batches, reduce_head
         self._calls = 0
         self._counts: dict[int, list[int]] = {}
+        self._generators: dict[tuple[torch.Generator, int, int, int], RowGenerator] = {}
         raise_if(_problems(estimator, self.ranks, check_every))
 
     def __repr__(self) -> str:
@@ -164,8 +165,15 @@ class DistributedEstimator:
             share = replace(share, inputs=whole)
         if not estimator.needs.row_noise or generator is None:
             return share, generator
-        first = sum(rows[: ranks.row_part])
-        return share, RowGenerator(generator, first=first, rows=share.rows, all_rows=share.all_rows)
+        return share, self._row_generator(generator, sum(rows[: ranks.row_part]), share.rows, share.all_rows)
+
+    def _row_generator(self, source: torch.Generator, first: int, rows: int, all_rows: int) -> RowGenerator:
+        """Return the generator of these rows; a captured step must not make a new one."""
+        key = (source, first, rows, all_rows)
+        if key not in self._generators:
+            self._generators[key] = RowGenerator(source, first=first, rows=rows, all_rows=all_rows)
+        self._generators[key].follow()
+        return self._generators[key]
 
     def _row_counts(self, split: Split, x: Inputs, y: Target) -> list[int]:
         """Return the rows of every process with other rows; raises in all of them if one has a bad batch."""

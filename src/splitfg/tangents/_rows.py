@@ -39,8 +39,12 @@ class RowGenerator(torch.Generator):
         self._source = source
         if source.device.type == "cuda":
             self.graphsafe_set_state(source.graphsafe_get_state())  # one state for both, as captured steps need
-        else:
-            self.set_state(source.get_state())
+        self.follow()
+
+    def follow(self) -> None:
+        """Go on from the present state of the source."""
+        if self._source.device.type != "cuda":
+            self.set_state(self._source.get_state())
 
     def give_back(self) -> None:
         """Advance the source by everything that was drawn."""
