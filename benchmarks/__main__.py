@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._cases import Case, flat_head, gpt, tabm, toy
+from benchmarks._cases import Case, flat_head, gpt, mlp, tabm, toy
 from benchmarks._measure import interleaved_ms, peak_mib
-from splitfg import Backprop, ForwardMode, FrozenTrunk, GradientLearner, LinearHead, SplitFG
+from splitfg import Backprop, ForwardMode, FrozenTrunk, GradientLearner, LearnedFeedback, LinearHead, SplitFG
 from splitfg.estimators import Estimator
 from splitfg.recipes import Adam
 from splitfg_lab.runs.environment import describe_device, resolve_device, source_revision
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(device: str, repeats: int) -> dict[str, Any]:
     """Everything that is printed."""
     return {
-        "step": [_step_ratios(make(device), repeats) for make in (toy, tabm, gpt)],
+        "step": [_step_ratios(make(device), repeats) for make in (toy, tabm, mlp, gpt)],
+        "feedback": [_feedback_ratios(make(device), repeats) for make in (tabm, mlp, gpt)],
         "chunk": _chunk_ratios(gpt(device), repeats),
         "head": _head_ratios(flat_head(device), repeats),
     }
@@ -58,11 +59,30 @@ def _training_step(case: Case, estimator: Estimator) -> Step:
 
 
 def _step_ratios(case: Case, repeats: int) -> dict[str, object]:
-    """Split-FG at several K, and the frozen trunk, against backprop: whole training steps."""
-    estimators: dict[str, Estimator] = {"backprop": Backprop(), "frozen": FrozenTrunk()}
+    """Learned feedback, Split-FG at several K, and the frozen trunk, against backprop: whole training steps."""
+    estimators: dict[str, Estimator] = {"backprop": Backprop(), "frozen": FrozenTrunk(), "learned": LearnedFeedback()}
     estimators |= {f"split_fg_k{K}": SplitFG(K) for K in (1, 4, 8)}
     ms = interleaved_ms({n: _training_step(case, e) for n, e in estimators.items()}, repeats=repeats)
     return {"case": case.name, "ms": ms, "ratio_to_backprop": {n: t / ms["backprop"] for n, t in ms.items()}}
+
+
+def _feedback_ratios(case: Case, repeats: int) -> dict[str, object]:
+    """Learned feedback against backprop: time and memory of an estimate, whose maps have begun to learn."""
+    generator, learned = torch.Generator(case.x.device).manual_seed(0), LearnedFeedback()
+
+    def feedback() -> object:
+        estimate = learned(case.split, case.x, case.y, generator=generator)
+        learned.update_state(case.split, estimate)
+        return estimate
+
+    closed = Backprop(closed_head=True)
+    steps: dict[str, Step] = {
+        "backprop": lambda: Backprop()(case.split, case.x, case.y),
+        "backprop_closed_head": lambda: closed(case.split, case.x, case.y),
+        "learned": feedback,
+    }
+    ms = interleaved_ms(steps, repeats=repeats)
+    return {"case": case.name, "ms": ms, "peak_mib": {n: peak_mib(s) for n, s in steps.items()}}
 
 
 def _chunk_ratios(case: Case, repeats: int) -> dict[str, object]:
@@ -107,13 +127,19 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  {case['case']}")
         for name, ms in case["ms"].items():
             print(f"    {name:<22}{ms:>10.2f} ms {case['ratio_to_backprop'][name]:>8.2f} x")
-    for title, key in (("An estimate: tangents one by one or together", "chunk"), ("The exact head", "head")):
-        print(f"{title}: {found[key]['case']}")
-        first = next(iter(found[key]["ms"]))
-        for name, ms in found[key]["ms"].items():
-            mib, base = found[key]["peak_mib"][name], found[key]["peak_mib"][first]
-            time_ratio = ms / found[key]["ms"][first]
-            print(f"    {name:<22}{ms:>10.2f} ms {time_ratio:>6.2f} x {mib:>10.1f} MiB {mib / base:>6.2f} x")
+    for case in found["feedback"]:
+        _print_case("An estimate: learned feedback", case)
+    _print_case("An estimate: tangents one by one or together", found["chunk"])
+    _print_case("The exact head", found["head"])
+
+
+def _print_case(title: str, case: dict[str, Any]) -> None:
+    print(f"{title}: {case['case']}")
+    first = next(iter(case["ms"]))
+    for name, ms in case["ms"].items():
+        mib, base = case["peak_mib"][name], case["peak_mib"][first]
+        time_ratio = ms / case["ms"][first]
+        print(f"    {name:<22}{ms:>10.2f} ms {time_ratio:>6.2f} x {mib:>10.1f} MiB {mib / base:>6.2f} x")
 
 
 def made(device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg import LinearHead, Split, Tied
-from splitfg.models import GPT, PRESETS, TabM, linear, toy_trunk
+from splitfg.models import GPT, MLP, PRESETS, TabM, linear, toy_trunk
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ def tabm(device: str) -> Case:
     split = Split(TabM(93, generator=g), LinearHead(linear(128, 9, generator=g)))
     x = torch.randn(256, 93, generator=g, device=device)
     return Case("TabM, 8 members", split, x, torch.randint(0, 9, (256,), generator=g, device=device))
+
+
+def mlp(device: str) -> Case:
+    """A plain MLP, 93-128-128, on a table of Otto's shape, batch 256."""
+    g = torch.Generator(device).manual_seed(0)
+    split = Split(MLP(93, widths=(128, 128), generator=g), LinearHead(linear(128, 9, generator=g)))
+    x = torch.randn(256, 93, generator=g, device=device)
+    return Case("MLP, 93-128-128", split, x, torch.randint(0, 9, (256,), generator=g, device=device))
 
 
 def gpt(device: str) -> Case:

@@ -61,4 +61,4 @@ def test_examples_are_short_and_documented(name):
 
 
 def test_every_example_is_run():
-    assert len(SCRIPTS) == 9
+    assert len(SCRIPTS) == 10

@@ -200,11 +200,12 @@ def test_all_save_and_stop_when_nobody_reads_what_is_shown(folder: RunFolder, tm
             raise BrokenPipeError
 
     code = """
-import json, signal, sys
+import json, signal, sys, time
 stopped = {"event": "stopped", "run": sys.argv[1], "message": "saved"}
 signal.signal(signal.SIGTERM, lambda *_: (print(json.dumps(stopped)), sys.exit()))
 print(json.dumps({"event": "note", "run": sys.argv[1], "text": "begun"}), flush=True)
-signal.pause()
+while True:  # signal.pause() would miss a signal that comes just before it
+    time.sleep(0.05)
 """
     waiting = RunFolder.of(tmp_path, "tiny", "adam", 1)
     waiting.path.mkdir(parents=True)

@@ -41,6 +41,7 @@ _SAME: Final = {
     "conditioned": "split_fg",
     "pull": "parallel_pull",
     "learned": "learned_feedback",
+    "learned_layers": "learned_feedback",
     "maps": "direct_path",
     "weights": "split_fg",
     "head": "frozen",
