@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from docs_records import bench, by_seed, paper, recorded, reports
 
@@ -123,6 +124,22 @@ def step_ratio(case: str, K: int) -> Value:
         return found["ratio_to_backprop"][f"split_fg_k{K}"]
 
     return value
+
+
+def bench_feedback(case: str) -> tuple[Value, Value, Value]:
+    """Time of a step and memory of an estimate over backprop's, and backprop's memory."""
+
+    def of(part: str) -> dict[str, Any]:
+        return next(c for c in bench()[part] if c["case"].startswith(case))
+
+    def held(name: str) -> float:
+        return of("feedback")["peak_mib"][name]
+
+    return (
+        lambda: of("step")["ratio_to_backprop"]["learned"],
+        lambda: held("learned") / held("backprop"),
+        lambda: held("backprop"),
+    )
 
 
 def bench_ratio(part: str, metric: str, name: str, base: str) -> Value:
@@ -330,6 +347,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("and {} MiB of activations", lambda: layer_mib("backprop")() - 0.8 * layer_mib(LEAN)()),  # type: ignore[operator]
         claim("checkpointed backprop {} MiB", layer_mib("backprop-both")),
         *fixed("x86_64, 2 threads"),
+        claim("learned feedback takes {} times as long on GPT", bench_feedback("GPT")[0]),
+        claim("{} times on the TabM-style model and {} times on a plain MLP", bench_feedback("TabM")[0],
+              bench_feedback("MLP")[0]),
+        claim("holds {}, {} and {} times the memory, of {}, {} and {} MiB.",
+              *(bench_feedback(case)[i] for i in (1, 2) for case in ("GPT", "TabM", "MLP"))),
         claim("`small8` takes {} times as long at K = 1, {} at K = 4 and {} at K = 8",
               *(step_ratio("GPT", K) for K in (1, 4, 8))),
         claim("model {}, {} and {} times", *(step_ratio("TabM", K) for K in (1, 4, 8))),
