@@ -22,14 +22,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Two workers on two cores: with more threads than that each waits for the other.
+# One thread for each worker: with more threads than cores each waits for the other.
 test quick float64 coverage: export OMP_NUM_THREADS = 1
 
 demo: $(READY)
 	$(BIN)/splitfg demo
 
+# Three workers on two cores: tests that start processes leave a core idle.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The fastest meaningful tests: every room's own oracle or contract, no processes, browsers or long statistics.
 quick: $(READY)

@@ -19,6 +19,7 @@ command = importlib.import_module("benchmarks.__main__")
 
 FOUND: dict[str, Any] = {
     "step": [{"case": "toy", "ms": {"backprop": 2.0}, "ratio_to_backprop": {"backprop": 1.0}}],
+    "feedback": [{"case": "toy", "ms": {"backprop": 2.0}, "peak_mib": {"backprop": 4.0}}],
     "chunk": {"case": "gpt", "ms": {"backprop": 4.0}, "peak_mib": {"backprop": 8.0}},
     "head": {"case": "head", "ms": {"autograd": 4.0}, "peak_mib": {"autograd": 8.0}},
 }
