@@ -62,7 +62,7 @@ def taught(split, x, y, estimator, steps=4):
 
 @pytest.mark.parametrize(
     ("network", "passes"),
-    [*((convolutions, p) for p in PASSES), *((tabm, p) for p in PASSES), (gpt, "default"), (gpt, "layers")],
+    [*((convolutions, p) for p in PASSES), (tabm, "default"), (tabm, "direct"), (gpt, "default")],
 )
 def test_traced_steps_are_the_eager_ones(network, passes):
     split, x, y = network()

@@ -83,6 +83,7 @@ def measured_in_double(line: Line) -> Slope | None:
     constants = Constants()
     with constants:
         centre = line(0.0)
+    centre = centre.detach()  # a trunk may read parameters that are not among the moved ones
     ends = {t: _again(line, t, constants) for t in (step, -step, 2 * step, -2 * step)}
     near, far = ((ends[t] - ends[-t]) / (2 * t) for t in (step, 2 * step))
     uncertain, size = float((far - near).norm()), float(near.norm())
@@ -112,6 +113,7 @@ def measured(line: Line, dtype: torch.dtype, *, no_grad: bool = True) -> Slope |
     constants, error = Constants(no_grad=no_grad), _ERROR.get(dtype, _NARROW_ERROR)
     with constants:
         centre = line(0.0)
+    centre = centre.detach()  # a trunk may read parameters that are not among the moved ones
     best: Slope | None = None
     for step in _STEPS.get(dtype, _NARROW_STEPS):
         after, before = (_again(line, t, constants) for t in (step, -step))
@@ -127,7 +129,8 @@ def measured(line: Line, dtype: torch.dtype, *, no_grad: bool = True) -> Slope |
 def _again(line: Line, t: float, constants: Constants) -> Tensor:
     constants.rewind()
     with constants:
-        return line(t)
+        value = line(t)
+    return value.detach()
 
 
 class Constants(TorchFunctionMode):
