@@ -240,7 +240,6 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("(one seed; tuned backprop {}, {} and {}, Split-FG {}, a frozen trunk {})",
               *seeds("tuned-rho0.3-10", 3), ppl("split_fg-k4-rho0.1-10"), ppl("frozen-10")),
         claim("a step takes {} times as long", cost("ratio/learned-layers")),
-        claim("{} MiB against {} at its peak", peak("learned-layers-rho0.3-10"), peak("tuned-rho0.3-10")),
         *fixed("Baydin et al. 2022; Ren et al. 2023", "Nøkland 2016; Launay et al. 2020", "Lansdell et al. 2020",
                "Caillon et al. 2026", "Apache-2.0"),
     ),

@@ -25,7 +25,7 @@ TESTS_FAILED = 1  # pytest's exit code; others mean that nothing was really run
 
 def main(words: list[str]) -> int:
     """Plant, test, report; 0 if every bug was caught."""
-    chosen = [b for b in BUGS if not words or any(w in b.name for w in words)]
+    chosen = [bug for bug in BUGS if not words or any(word in bug.name for word in words)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "splitfg"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -3,7 +3,7 @@
 from splitfg.compiled._halves import CompiledHalves
 from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
 from splitfg.compiled._pulls import CompiledPuller
-from splitfg.compiled._recorder import Compile, CompiledRecorder
+from splitfg.compiled._recorder import Compile, CompiledRecorder, traced_or_none
 
 __all__ = [
     "Compile",
@@ -12,6 +12,7 @@ __all__ = [
     "CompiledPuller",
     "CompiledRecorder",
     "CompiledTrunk",
+    "traced_or_none",
     "whole",
     "with_compiled_head",
     "with_compiled_trunk",

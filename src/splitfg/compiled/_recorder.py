@@ -6,7 +6,8 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from splitfg.types import Inputs, Params
 
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """From a function to its compiled twin."""
+
+T = TypeVar("T")
 
 
 class CompiledRecorder:
@@ -45,19 +48,21 @@ class CompiledRecorder:
         dtypes = tuple(p.dtype for p in params.values())
         key = (split.training_flags(), points, structure, facts, dtypes, tuple(map(id, held)))
         if key not in self._passes:
-            self._passes[key] = self._traced(split, x, points), held
+            self._passes[key] = traced_or_none(partial(_trace, split, x, points, self._compile)), held
         traced, _ = self._passes[key]
         if traced is None:
             return record(split, x, points, generator)
         return traced(params, [leaf for leaf in leaves if isinstance(leaf, Tensor)], generator)
 
-    def _traced(self, split: Split, x: Inputs, points: TapPoints) -> _Pass | None:
-        try:
-            return _trace(split, x, points, self._compile)
-        except RuntimeError as error:
-            words = "the trunk cannot be traced for compiling, and runs in eager code"
-            warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
-            return None
+
+def traced_or_none(trace: Callable[[], T]) -> T | None:
+    """Return the trace of a trunk, or warn and return ``None`` if the trunk cannot be traced."""
+    try:
+        return trace()
+    except RuntimeError as error:
+        words = "the trunk cannot be traced for compiling, and runs in eager code"
+        warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=3)
+        return None
 
 
 @dataclass(frozen=True)

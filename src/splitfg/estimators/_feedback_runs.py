@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.compiled import Compile, CompiledHalves
+from splitfg.compiled import Compile, CompiledHalves, traced_or_none
 from splitfg.feedback import Noise
 from splitfg.sites import Tape, TapedTrunk, hollow
 from splitfg.splitting import Split
@@ -78,17 +78,9 @@ class CompiledFeedback:
             return EagerRun(feedback, split, x, share)
         key = (feedback.route.due, _key(split, x))
         if key not in self._traces:
-            self._traces[key] = self._traced(feedback, split, x)
+            self._traces[key] = traced_or_none(partial(_trace, feedback, split, x, self._compile))
         trace = self._traces[key]
         return EagerRun(feedback, split, x, share) if trace is None else _CompiledRun(trace, feedback, split, x)
-
-    def _traced(self, feedback: LearnedFeedback, split: Split, x: Inputs) -> _Trace | None:
-        try:
-            return _trace(feedback, split, x, self._compile)
-        except RuntimeError as error:
-            words = "the trunk cannot be traced for compiling, and runs in eager code"
-            warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=2)
-            return None
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Books:
         Args:
             steps: How many.
             seconds: How long they took together.
-            warm: Whether earlier steps of this session have compiled and allocated.
+            warm: Whether earlier steps of the same process have compiled and allocated.
         """
         self.steps += steps
         if warm:
