@@ -58,9 +58,9 @@ class ImageCost:
     images: int = 50_000
     batch: int = 128
     warmup: int = 30
-    blocks: int = 7
+    blocks: int = 5
     steps: int = 400
-    seconds: float = 1.0
+    seconds: float = 0.5
 
     def __post_init__(self) -> None:
         raise_if(below(1, self, "images", "batch", "warmup", "blocks", "steps") + not_positive(self, "seconds"))
