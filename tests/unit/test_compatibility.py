@@ -76,6 +76,36 @@ def test_command(tmp_path, capsys):
     assert [row["name"] for row in read_rows(tmp_path / "t.json")] == ["Embedding with padding_idx"]
 
 
+def test_command_resumes_and_measures_in_processes(tmp_path, capsys):
+    """Rows in a file are left out; those of several processes are the rows of one, in the order of the models."""
+    path, names = tmp_path / "t.json", ["MLP", "Embedding with padding_idx", "MLP with dropout, training"]
+    main(["--library", "torch", "--only", names[1], "--record", str(path), "--skip", str(path)])
+    first = read_rows(path)
+    choice = ["--library", "torch", "--only", *names, "--skip", str(path), "--workers", "2"]
+    main([*choice, "--record", str(path)])
+    assert [row["name"] for row in read_rows(path)] == [
+        c.name for c in CASES if c.name in names and c.library == "torch"
+    ]
+    assert [row for row in read_rows(path) if row["name"] == names[1]] == first
+    (alone,) = measured_rows(c for c in CASES if (c.library, c.name) == ("torch", "MLP"))
+    assert read_rows(path)[0]["cells"] == json.loads(json.dumps(alone["cells"]))
+    capsys.readouterr()
+    main(choice)
+    assert capsys.readouterr() == ("", "0 models to measure\n")
+
+
+def test_command_reports_mistakes(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        main(["--only", "Nothing"])
+    assert "there is no model Nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--workers", "0"])
+    monkeypatch.setattr("splitfg_lab.compatibility.__main__.CASES", (BROKEN,))
+    with pytest.raises(SystemExit, match="11 cells failed"):
+        main([])
+    assert "broken, SplitFG: RuntimeError" in capsys.readouterr().err
+
+
 def test_page_shows_every_cell():
     rows = read_rows(RECORDED)
     text = page(rows, UPDATES)
@@ -97,7 +127,7 @@ def test_recorded_rows_cover_enough():
 
 
 def test_rounding_is_told_from_an_error_by_float64(monkeypatch):
-    """An error between 1e-5 and 1e-3 counts as exact only if it vanishes in float64."""
+    """An error between 1e-5 and 1e-3 that vanishes in float64 has a label of its own, never plain "exact"."""
     from splitfg import SplitFG
     from splitfg_lab.compatibility import _measure
 
@@ -109,9 +139,15 @@ def test_rounding_is_told_from_an_error_by_float64(monkeypatch):
 
     monkeypatch.setattr(SplitFG, "_scores", rounded)
     cell = _measure.measure(GOOD, ["SplitFG"])["SplitFG"]
-    assert cell.status == "exact"
+    assert cell.status == "rounding"
     assert cell.error > 1e-5
     assert cell.double < 1e-9
+    row = {
+        "library": "torch",
+        "name": "small",
+        "cells": {"SplitFG": {"status": "rounding", "error": 1e-4, "double": 1e-15}},
+    }
+    assert "(✓) 1e-04, 1e-15 in float64" in page([{**row, "origin": next(measured_rows([GOOD]))["origin"]}], UPDATES)
     monkeypatch.setattr(SplitFG, "_scores", lambda *given: honest(*given) * (1 + 1e-4))
     wrong = _measure.measure(GOOD, ["SplitFG"])["SplitFG"]
     assert (wrong.status, wrong.double) == ("approximate", None)

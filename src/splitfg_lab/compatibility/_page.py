@@ -14,10 +14,11 @@ _INTRODUCTION = """\
 Every cell is measured: each model class has random weights and a small batch, and every estimator is compared in
 float32 with plain autograd on an untouched copy of the model.
 
-- **✓** exact: the largest relative error. For estimators with tangents, the scores are compared with the inner product
-  of autograd's gradient and tangents that are drawn again from the seed, relative to the norm of the gradient; for
-  `ActivityFG`, with autograd's gradients at the outputs of the layers. Where float32 leaves more than 1e-05, the error
-  in float64 follows.
+- **✓** exact: the largest relative error, at most 1e-05. For estimators with tangents, the scores are compared with
+  the inner product of autograd's gradient and tangents that are drawn again from the seed, relative to the norm of the
+  gradient, which is the scores' standard deviation; for `ActivityFG`, with autograd's gradients at the outputs of the
+  layers. Inner products of the comparison are summed in float64.
+- **(✓)** exact in float64, with a larger rounding error in float32: the error in float32, then the one in float64.
 - **≈** approximate: the relative distance of the trunk's gradient from autograd's. `LearnedFeedback` learns its maps
   from {updates} estimates of the batch first; its error falls further with more. In brackets: the parameters of the
   trunk that get a gradient, where some do not.
@@ -26,6 +27,8 @@ float32 with plain autograd on an untouched copy of the model.
 `EvolutionStrategy` is an approximation by finite differences, `FrozenTrunk` trains the head alone, and `DirectPath`
 takes the residual stream that `ResidualPath.find` finds.
 """
+
+_SIGNS = {"exact": "✓", "rounding": "(✓)", "approximate": "≈"}
 
 
 def page(rows: Sequence[Row], updates: int) -> str:
@@ -55,7 +58,7 @@ def _cell(cell: Row | None, reasons: dict[str, int]) -> str:
     if cell["status"] in ("refused", "failed"):
         number = reasons.setdefault(_general(cell["reason"]), len(reasons) + 1)
         return f"✗ {number}"
-    sign = "✓" if cell["status"] == "exact" else "≈"
+    sign = _SIGNS[cell["status"]]
     reached = f" ({cell['reached'][0]} of {cell['reached'][1]})" if "reached" in cell else ""
     double = f", {cell['double']:.0e} in float64" if "double" in cell else ""
     return f"{sign} {cell.get('error', 0.0):.0e}{double}{reached}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -36,12 +36,22 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def add_rows(path: Path, new: Iterable[Row]) -> None:
-    """Write rows to a file, in place of earlier ones of the same model; others stay."""
+def add_rows(path: Path, new: Iterable[Row], order: Sequence[Case] = ()) -> None:
+    """Write rows to a file, in place of earlier ones of the same model; others stay.
+
+    Args:
+        path: The file.
+        new: The rows.
+        order: Model classes whose rows come first, in this order.
+    """
     rows = {(row["library"], row["name"]): row for row in (*read_rows(path), *new)}
+    places = {(case.library, case.name): place for place, case in enumerate(order)}
+    ordered = sorted(rows, key=lambda key: places.get(key, len(places)))
     settings = {"exact": EXACT, "seed": SEED, "tangents": TANGENTS, "updates": UPDATES}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"settings": settings, "rows": list(rows.values())}, indent=1) + "\n", "utf-8")
+        temporary.write_text(
+            json.dumps({"settings": settings, "rows": [rows[key] for key in ordered]}, indent=1) + "\n", "utf-8"
+        )
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
