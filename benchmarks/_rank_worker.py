@@ -46,7 +46,7 @@ class Case:
 
 
 def main() -> None:
-    ranks = connect(device="cpu", timeout=timedelta(minutes=10))
+    ranks = connect(device="cpu", timeout=timedelta(minutes=3))
     torch.set_num_threads(1)
     for text in sys.argv[1:]:
         case = Case(**json.loads(text))
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(case: Case, ranks: int) -> dict[str, Any]:
-    """Milliseconds of a step, its parts, and its bytes: handed to the process group, and on the wire."""
+    """Return the milliseconds of a step, and its bytes: handed to the process group, and on the wire."""
     step = _step(case)
     for _ in range(2):
         step()

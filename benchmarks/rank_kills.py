@@ -1,7 +1,7 @@
 """``python -m benchmarks.rank_kills``: kill and stop random processes of a run under torchrun, and compare its end.
 
-The run must end with the log lines and parameters of an undisturbed one, bit for bit. ``--record`` keeps the result in
-``benchmarks/ranks.json``.
+The run must end with the log lines and parameters of an undisturbed one, bit for bit. ``--record`` writes
+``benchmarks/rank_kills.json`` or the file that it names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ranks import RECORDED
-from splitfg_lab.runs import RunFolder, load_checkpoint, read_metrics
-from splitfg_lab.runs.storage import write_json
+import torch
 
+from benchmarks.__main__ import made
+from splitfg_lab.runs import RunFolder, load_checkpoint, read_metrics
+from splitfg_lab.runs.storage import make_folder, write_json
+
+RECORDED = Path(__file__).parent / "rank_kills.json"
 TIMEOUT_S = 20
 GRACE_S = 30
 """Seconds that torchrun gives a stopped process before it kills it."""
@@ -33,8 +36,9 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=4, help="of these, so many are processes that hang")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--record", type=Path, nargs="?", const=RECORDED)
     args = parser.parse_args()
+    facts = made(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         plain, disturbed = Path(folder) / "plain", Path(folder) / "disturbed"
@@ -42,6 +46,7 @@ def main() -> None:
         pauses = disturb(disturbed, args)
         same = end(plain) == end(disturbed)
         found = {
+            **facts,
             "preset": "demo/split_fg",
             "steps": args.steps,
             "ranks": args.ranks,
@@ -55,8 +60,9 @@ def main() -> None:
             "wall_s": round(time.monotonic() - began),
         }
     print(json.dumps(found, indent=1))
-    if args.record:
-        write_json(RECORDED, json.loads(RECORDED.read_text(encoding="utf-8")) | {"kills": found})
+    if args.record is not None:
+        make_folder(args.record.parent)
+        write_json(args.record, found)
     sys.exit(0 if same else 1)
 
 

@@ -1,30 +1,31 @@
 """``python -m benchmarks.ranks``: bytes and time of a step on several processes, Split-FG beside DDP.
 
 Every group of processes runs in a network namespace of its own where ``unshare`` allows it, so that the loopback device
-counts nothing but its bytes. ``--scaling``, ``--limited`` and ``--delayed`` measure one part and keep the others as
-recorded; ``--limited`` needs namespaces and ``tc``, ``--delayed`` namespaces and ``/dev/net/tun``. ``--record`` writes
-the numbers to ``benchmarks/ranks.json`` or to the file that it names. A busy machine is an error unless ``--busy`` is
-passed, which the record then states.
+counts nothing but its bytes. ``--limited`` needs namespaces and ``tc``, ``--delayed`` namespaces and ``/dev/net/tun``:
+where a machine has none, pass ``--scaling``. ``--record`` writes what this run measures, and nothing else, to
+``benchmarks/ranks.json`` or to the file that it names, after every case. The recorded files are those of
+
+    python -m benchmarks.ranks --scaling --record
+    python -m benchmarks.ranks --limited --delayed --record benchmarks/links.json
+
+A busy machine is an error unless ``--busy`` is passed, which the record then states.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.__main__ import made
-from benchmarks._machine import can_separate, cores, load, run_group, run_linked
+from benchmarks._machine import MOST_WAITING, can_separate, cores, run_group, run_linked
 from benchmarks._network_model import Link, gloo_all_reduce_s, gloo_step_s, shared_step_s, step_s
 from benchmarks._rank_worker import MODELS, K
+from benchmarks._record import Record, machine, options
 from splitfg import LinearHead, Role, Split, Tied
 from splitfg.models import GPT
-from splitfg_lab.runs.storage import write_json
 
 RECORDED = Path(__file__).parent / "ranks.json"
 METHODS = ("split_fg", "split_fg_local_heads", "ddp", "ddp_trunk")
@@ -37,86 +38,90 @@ LINKS = {
     4: ((1e9, 1e-3), (1e8, 2e-2), (1e7, 0.1)),
     8: ((1e8, 2e-2),),
 }
-_LONGEST_S = 30.0
+_LONGEST_S = 20.0
 _LONGEST_MESSAGE_S = 5.0
-_MOST_WAITING = 1.2
 _WORKER = "benchmarks._rank_worker"
+_PARTS = {
+    "scaling": "weak scaling, and simulate other networks",
+    "limited": "limited bandwidth",
+    "delayed": "limited bandwidth with latency",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
-    parser.add_argument("--record", type=Path, nargs="?", const=RECORDED)
-    parser.add_argument("--scaling", action="store_true", help="measure weak scaling alone")
-    parser.add_argument("--limited", action="store_true", help="measure limited bandwidth alone")
-    parser.add_argument("--delayed", action="store_true", help="measure limited bandwidth with latency alone")
-    parser.add_argument("--busy", action="store_true", help="measure although other jobs run, and record that")
-    args = parser.parse_args(arguments)
-    here, separate = load(), can_separate()
-    if here["busy"] and not args.busy:
-        sys.exit(f"other jobs run here (load {here['load']} on {here['cores']} cores): wait, or pass --busy")
-    if not (args.scaling or args.limited or args.delayed):
-        args.scaling = args.limited = args.delayed = True
-    if (args.limited or args.delayed) and not separate:
+    args = options("benchmarks.ranks", __doc__, RECORDED, _PARTS, arguments)
+    separate = can_separate()
+    if not separate and args.parts != ["scaling"]:
         sys.exit("--limited and --delayed need `unshare --map-root-user --net` and `ip`: measure with --scaling alone")
-    found = json.loads(RECORDED.read_text(encoding="utf-8"))
-    found |= {"K": K, "sizes": {name: sizes(name) for name in MODELS}}
-    facts = {**made(torch.device("cpu")), **here, "threads": 1}
-    if args.scaling:
-        cases = scaling(separate)
-        found["scaling"] = {"made": facts | _disturbed(cases, here), "cases": cases}
-    if args.limited:
-        found["limited"] = {"made": facts, "cases": limited()}
-    found["simulated"] = simulated(found["scaling"]["cases"])
-    if args.delayed:
-        found["delayed"] = {"made": facts, "cases": delayed()}
-    print(json.dumps(found, indent=1))
-    if args.record is not None:
-        write_json(args.record, found)
+    record = Record(args.record, machine(busy=args.busy))
+    record.update(K=K, sizes={name: sizes(name) for name in MODELS})
+    facts: dict[str, Any] = {}
+    if "scaling" in args.parts:
+        cases = _kept(record, "scaling", scaling(separate))
+        facts = _disturbed(cases, record.found["made"])
+        record.update(simulated=simulated(cases))
+    if "limited" in args.parts:
+        _kept(record, "limited", limited())
+    if "delayed" in args.parts:
+        _kept(record, "delayed", delayed())
+    record.finish(**facts)
 
 
-def scaling(separate: bool) -> list[dict[str, Any]]:
-    """Return steps of small8 with a fixed batch in every process: as many as half the cores, and at least four."""
-    groups = [ranks for ranks in (1, 2, 4, 8) if ranks <= max(4, cores() // 2)]
+def _kept(record: Record, part: str, cases: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Record every case as it is measured, and return all."""
+    found = []
+    for case in cases:
+        record.add(part, case)
+        found.append(case)
+    return found
+
+
+def scaling(separate: bool) -> Iterator[dict[str, Any]]:
+    """Yield steps of small8 with a fixed batch in every process: as many as half the cores, and at least four."""
     cases = [
         {"model": "small8", "method": m, "rows": 2, "length": 64, "steps": 5, "counted": separate} for m in METHODS
     ]
-    return [case for ranks in groups for case in run_group(_WORKER, ranks, cases, separate=separate)]
+    for ranks in (1, 2, 4, 8):
+        if ranks <= max(4, cores() // 2):
+            yield from run_group(_WORKER, ranks, cases, separate=separate)
 
 
 def _disturbed(cases: list[dict[str, Any]], here: dict[str, Any]) -> dict[str, Any]:
     """Compare wall and CPU time of a single process, which differ where other jobs take its core."""
     waited = max(c["step_ms"] / c["cpu_ms"] for c in cases if c["ranks"] == 1)
-    return {"wall_to_cpu": round(waited, 2), "busy": here["busy"] or waited > _MOST_WAITING}
+    return {"wall_to_cpu": round(waited, 2), "busy": here["busy"] or waited > MOST_WAITING}
 
 
-def limited() -> list[dict[str, Any]]:
-    """Return steps of a small model at several rates of the loopback device, and what the model expects."""
+def limited() -> Iterator[dict[str, Any]]:
+    """Yield steps of a small model at several rates of the loopback device, and what the model expects."""
     whole = {case["method"]: case for case in _two([_tiny(method) for method in METHODS[:3]])}
-    cases = [_tiny(m, rate) for m in METHODS[:3] for rate, bits in RATES.items() if _bearable(whole[m], bits)]
-    found = _two(cases)
-    for case in found:
-        unlimited = whole[case["method"]]["step_ms"] / 1e3
-        case["model_ms"] = round(1e3 * shared_step_s(unlimited, case["wire_bytes"], 2, RATES[case["rate"]]), 1)
-    return [*whole.values(), *found]
+    yield from whole.values()
+    expected = {
+        (m, rate): shared_step_s(case["step_ms"] / 1e3, case["wire_bytes"], 2, bits)
+        for m, case in whole.items()
+        for rate, bits in RATES.items()
+    }
+    bearable = [_tiny(m, rate, seconds) for (m, rate), seconds in expected.items() if seconds < _LONGEST_S]
+    for case in _two(bearable):
+        unlimited, bits = whole[case["method"]]["step_ms"] / 1e3, RATES[case["rate"]]
+        yield {**case, "model_ms": round(1e3 * shared_step_s(unlimited, case["wire_bytes"], 2, bits), 1)}
 
 
-def delayed() -> list[dict[str, Any]]:
-    """Return times of gloo's all-reduce over links with bandwidth and latency, and what its model expects.
+def delayed() -> Iterator[dict[str, Any]]:
+    """Yield times of gloo's all-reduce over links with bandwidth and latency, and what its model expects.
 
     Messages alone: computation on a busy machine would hide them. Their sizes are those of the scores, of the small
     model's head, and of all its gradients.
     """
     own = sizes("tiny")
     messages = (4 * (K + 4), 4 * own["head"], 4 * (own["trunk"] + own["head"]))
-    found: list[dict[str, Any]] = []
     for ranks, links in LINKS.items():
         for bandwidth, latency in links:
             link = Link(bandwidth, latency)
             expected = {size: gloo_all_reduce_s(size, ranks, link) for size in messages}
             cases = [{"bytes": size, "repeats": 5} for size in messages if expected[size] < _LONGEST_MESSAGE_S]
-            slow = run_linked("benchmarks._message_worker", ranks, cases, bandwidth=bandwidth, latency=latency)
-            found += [{**case, "model_ms": round(1e3 * expected[case["bytes"]], 1)} for case in slow]
-    return found
+            for case in run_linked("benchmarks._message_worker", ranks, cases, bandwidth=bandwidth, latency=latency):
+                yield {**case, "model_ms": round(1e3 * expected[case["bytes"]], 1)}
 
 
 def simulated(scaling: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,16 +156,14 @@ def sizes(model: str) -> dict[str, int]:
     return {"trunk": split.count(Role.TRUNK), "head": split.count(Role.TIED, Role.HEAD)}
 
 
-def _two(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _two(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return run_group(_WORKER, 2, cases, separate=True)
 
 
-def _tiny(method: str, rate: str | None = None) -> dict[str, Any]:
-    return {"model": "tiny", "method": method, "rows": 2, "length": 32, "steps": 5, "rate": rate}
-
-
-def _bearable(case: dict[str, Any], bits: float) -> bool:
-    return shared_step_s(case["step_ms"] / 1e3, case["wire_bytes"], 2, bits) < _LONGEST_S
+def _tiny(method: str, rate: str | None = None, seconds: float = 0.0) -> dict[str, Any]:
+    """Return a case of the small model, with few steps if they take many seconds."""
+    steps = 15 if seconds < 1 else 3
+    return {"model": "tiny", "method": method, "rows": 2, "length": 32, "steps": steps, "rate": rate}
 
 
 if __name__ == "__main__":

@@ -1,66 +1,56 @@
 """``python -m benchmarks.stages``: blocks on several processes, the staged pull beside torch's pipelines.
 
-Counts the longest way through a step in units of a block's forward pass, with blocks that sleep: other jobs on the
-machine hardly matter. Then times blocks that compute, which needs a quiet machine with a core for every stage: a busy
-one is an error unless ``--counted`` (no timing) or ``--busy`` is passed. ``--record`` writes ``benchmarks/stages.json``
-or the file that it names.
+``--counted`` counts the longest way through a step in units of a block's forward pass, with blocks that sleep: other
+jobs on the machine hardly matter. ``--timed`` times blocks that compute, which needs a quiet machine with a core for
+every stage: a busy one is an error unless ``--busy`` is passed. Both by default. ``--record`` writes what this run
+measures to ``benchmarks/stages.json`` or to the file that it names, after every case.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.__main__ import made
-from benchmarks._machine import cores, load, run_group
-from splitfg_lab.runs.storage import write_json
+from benchmarks._machine import cores, run_group
+from benchmarks._record import Record, machine, options
 
 RECORDED = Path(__file__).parent / "stages.json"
 METHODS = ("staged", "staged_recompute", "gpipe", "1f1b")
 MICRO_BATCHES = (1, 4, 8)
-UNIT_S = 0.05
+UNIT_S = 0.04
 _WORKER = "benchmarks._stage_worker"
+_PARTS = {"counted": "blocks that sleep", "timed": "blocks that compute"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__)
-    parser.add_argument("--record", type=Path, nargs="?", const=RECORDED)
-    parser.add_argument("--counted", action="store_true", help="count alone, and keep recorded times")
-    parser.add_argument("--busy", action="store_true", help="time although other jobs run, and record that")
-    args = parser.parse_args(arguments)
-    here = load()
-    if here["busy"] and not (args.busy or args.counted):
-        sys.exit(f"other jobs run here (load {here['load']} on {here['cores']} cores): wait, or pass --counted")
-    facts = {**made(torch.device("cpu")), **here, "threads": 1}
-    found: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-    found["counted"] = {"made": facts, "unit_s": UNIT_S, "cases": counted()}
-    if not args.counted:
-        found["timed"] = {"made": facts, "cases": timed()}
-    print(json.dumps(found, indent=1))
-    if args.record is not None:
-        write_json(args.record, found)
+    args = options("benchmarks.stages", __doc__, RECORDED, _PARTS, arguments)
+    record = Record(args.record, machine(busy=args.busy or args.parts == ["counted"]))
+    if "counted" in args.parts:
+        for case in counted():
+            record.add("counted", case)
+    if "timed" in args.parts:
+        for case in timed():
+            record.add("timed", case)
+    record.finish()
 
 
-def counted() -> list[dict[str, Any]]:
-    """Return steps of blocks that sleep, in units of a block's forward pass, beside the formula's."""
+def counted() -> Iterator[dict[str, Any]]:
+    """Yield steps of blocks that sleep, in units of a block's forward pass, beside the formula's."""
     options = {"blocks": 1, "rows": 8, "width": 4, "steps": 3, "unit_s": UNIT_S}
-    found = [case for stages in (2, 4) for case in _run(stages, **options)]
-    return [{**case, "formula": formula(case)} for case in found]
+    for stages in (2, 4):
+        for case in _run(stages, **options):
+            yield {**case, "formula": formula(case)}
 
 
-def timed() -> list[dict[str, Any]]:
-    """Return steps of blocks that compute."""
-    groups = [stages for stages in (2, 4, 8) if stages <= max(2, cores() // 2)]
-    return [case for stages in groups for case in _run(stages, blocks=2, rows=256, width=512, steps=7)]
+def timed() -> Iterator[dict[str, Any]]:
+    """Yield steps of blocks that compute."""
+    for stages in (2, 4, 8):
+        if stages <= max(2, cores() // 2):
+            yield from _run(stages, blocks=2, rows=256, width=512, steps=5)
 
 
-def _run(stages: int, **options: Any) -> list[dict[str, Any]]:
+def _run(stages: int, **options: Any) -> Iterator[dict[str, Any]]:
     """Run all methods; torch's 1F1B takes at least as many micro-batches as stages."""
     pairs = [(M, m) for M in MICRO_BATCHES for m in METHODS if m != "1f1b" or stages <= M]
     cases = [{"method": m, "micro_batches": M, **options} for M, m in pairs]

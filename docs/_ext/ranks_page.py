@@ -1,4 +1,4 @@
-"""Write the page on several processes, ``docs/results/ranks.md``, from ``ranks.json`` and ``stages.json``."""
+"""Write the page on several processes, ``docs/results/ranks.md``, from the records in ``benchmarks``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
-RECORDED = DOCS.parent / "benchmarks" / "ranks.json"
-HOSTS = DOCS.parent / "benchmarks" / "hosts.json"
-STAGES = DOCS.parent / "benchmarks" / "stages.json"
+RECORDS = {
+    part: DOCS.parent / "benchmarks" / f"{part}.json" for part in ("ranks", "links", "rank_kills", "stages", "hosts")
+}
 PAGE = DOCS / "results" / "ranks.md"
 NAMES = {
     "split_fg": "Split-FG, head averaged",
@@ -25,35 +25,36 @@ SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
 
 
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
-    if not RECORDED.exists():
-        return
-    stages, hosts = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (STAGES, HOSTS))
-    text = page(json.loads(RECORDED.read_text(encoding="utf-8")), stages, hosts)
+    text = page({part: json.loads(path.read_text(encoding="utf-8")) for part, path in RECORDS.items() if path.exists()})
     if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
         PAGE.write_text(text, encoding="utf-8")
 
 
-def page(found: dict[str, Any], stages: dict[str, Any], hosts: dict[str, Any]) -> str:
-    """Return the Markdown page."""
-    sizes, K = found["sizes"]["small8"], found["K"]
+def page(found: dict[str, Any]) -> str:
+    """Return the Markdown page, from the records by the names of their files; parts without one are left out."""
     blocks = [
         "---\nhide-toc: true\n---",
         "# Several processes: bytes, time and faults",
-        "From `python -m benchmarks.ranks --record` and `python -m benchmarks.rank_kills --record`. One thread per"
-        " process, gloo. `benchmarks/ranks.json` has all numbers.",
-        f"## GPT small8, K = {K}",
+        "From `python -m benchmarks.ranks`, `rank_kills`, `stages` and `hosts`, each with `--record`. One thread per"
+        " process, gloo. The files of these names in `benchmarks` have all numbers; every file is the record of one"
+        " run.",
+    ]
+    parts = {"ranks": _ranks, "links": _links, "rank_kills": _kills, "stages": _stages, "hosts": _hosts}
+    for name, part in parts.items():
+        blocks += part(found[name]) if name in found else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def _ranks(found: dict[str, Any]) -> list[str]:
+    sizes = found["sizes"]["small8"]
+    return [
+        f"## GPT small8, K = {found['K']}",
         f"{sizes['trunk']:,} numbers in the trunk, {sizes['head']:,} in the head. Every process has 2 rows of 64"
         " tokens.",
-        _scaling(found["scaling"]["cases"]),
-        _made(found["scaling"]["made"]),
+        _scaling(found["scaling"]),
+        _made(found["made"]),
         "Bytes are per process and step: as handed to the process group, and as counted by the loopback device of a"
         " network namespace, TCP headers included (- where the machine allowed no namespace).",
-        "## Limited bandwidth, measured",
-        "A smaller GPT (4 layers, width 128, 1,000 tokens), two processes that share one medium, limited with `tc tbf`."
-        " The model is the unlimited step plus the bytes on the wire at the limit.",
-        _limited(found["limited"]["cases"]),
-        _made(found["limited"]["made"]),
-        *_delayed(found.get("delayed")),
         "## Bandwidth, latency and workers, simulated",
         "small8, seconds per step; computation is the CPU time of one process, messages as above, nothing overlaps. The"
         " first number of a cell is for the best of two algorithms, as NCCL chooses among: an all-reduce of M bytes"
@@ -63,10 +64,17 @@ def page(found: dict[str, Any], stages: dict[str, Any], hosts: dict[str, Any]) -
         " which sends one head every n steps.",
         *(block for method in SHOWN for block in (f"**{NAMES[method]}**", _simulated(found["simulated"], method))),
     ]
-    blocks += _kills(found.get("kills"))
-    blocks += _stages(stages)
-    blocks += _hosts(hosts)
-    return "\n\n".join(blocks) + "\n"
+
+
+def _links(found: dict[str, Any]) -> list[str]:
+    return [
+        "## Limited bandwidth, measured",
+        "A smaller GPT (4 layers, width 128, 1,000 tokens), two processes that share one medium, limited with `tc tbf`."
+        " The model is the unlimited step plus the bytes on the wire at the limit.",
+        _limited(found["limited"]),
+        *_delayed(found["delayed"]),
+        _made(found["made"]),
+    ]
 
 
 def _made(facts: dict[str, Any]) -> str:
@@ -108,9 +116,7 @@ def _limited(cases: Sequence[dict[str, Any]]) -> str:
     return _table(("method", "rate", "step, ms", "model, ms"), rows)
 
 
-def _delayed(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
-        return []
+def _delayed(cases: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
         (
             c["ranks"],
@@ -120,7 +126,7 @@ def _delayed(found: dict[str, Any] | None) -> list[str]:
             f"{c['ms']:,.0f}",
             f"{c['model_ms']:,.0f}",
         )
-        for c in found["cases"]
+        for c in cases
     ]
     text = (
         "gloo's all-reduce between processes in networks of their own, each with a link to a switch that holds every"
@@ -129,7 +135,7 @@ def _delayed(found: dict[str, Any] | None) -> list[str]:
         " no longer than the scheduling of the switch and of processes that share few cores; the model leaves it out."
     )
     header = ("processes", "bandwidth", "latency", "bytes", "measured, ms", "model, ms")
-    return ["## Bandwidth and latency, measured", text, _table(header, rows), _made(found["made"])]
+    return ["## Bandwidth and latency, measured", text, _table(header, rows)]
 
 
 def _simulated(cases: Sequence[dict[str, Any]], method: str) -> str:
@@ -142,9 +148,7 @@ def _simulated(cases: Sequence[dict[str, Any]], method: str) -> str:
     return _table(("workers", "bandwidth", *latencies), rows)
 
 
-def _kills(found: dict[str, Any] | None) -> list[str]:
-    if not found:
-        return []
+def _kills(found: dict[str, Any]) -> list[str]:
     ended = "the log and the parameters of an undisturbed run, bit for bit" if found["same_end"] else "ANOTHER RESULT"
     text = (
         f"{found['kills']} times a random one of {found['ranks']} processes of `{found['preset']}` was killed"
@@ -158,8 +162,6 @@ def _kills(found: dict[str, Any] | None) -> list[str]:
 
 
 def _hosts(found: dict[str, Any]) -> list[str]:
-    if not found:
-        return []
     ended = "the logs and parameters of undisturbed runs, bit for bit" if found["same_end"] else "ANOTHER RESULT"
     text = (
         f"From `python -m benchmarks.hosts --record`, {found['date']}: two hosts divide {found['runs']} runs of"
@@ -181,28 +183,25 @@ STAGE_NAMES = {
 
 
 def _stages(found: dict[str, Any]) -> list[str]:
-    if not found:
-        return []
     blocks = [
         "## Stages",
         "From `python -m benchmarks.stages --record`: a chain of blocks divided between processes, one pull a step,"
         " beside `torch.distributed.pipelining`. First the longest way through a step, in units of a block's forward"
         " pass on one micro-batch, measured with blocks that sleep for a unit (two in reverse); the fastest of"
-        f" {found['counted']['cases'][0]['steps']} steps, and the formula of `StagedPull`.",
+        f" {found['counted'][0]['steps']} steps, and the formula of `StagedPull`.",
         _table(
             ("method", "stages", "micro-batches", "units", "formula"),
-            [(*_stage_row(c), f"{c['units']:.1f}", c["formula"]) for c in found["counted"]["cases"]],
+            [(*_stage_row(c), f"{c['units']:.1f}", c["formula"]) for c in found["counted"]],
         ),
-        _made(found["counted"]["made"]),
+        _made(found["made"]),
     ]
     if "timed" in found:
-        rows = [(*_stage_row(c), f"{c['step_ms']:,.0f}") for c in found["timed"]["cases"]]
-        one = found["timed"]["cases"][0]
+        rows = [(*_stage_row(c), f"{c['step_ms']:,.0f}") for c in found["timed"]]
+        one = found["timed"][0]
         blocks += [
             f"Blocks that compute: {one['blocks']} a stage, width {one['width']}, {one['rows']} rows. One pull is"
             " biased, backpropagation is not: the table compares times, not what a step is worth.",
             _table(("method", "stages", "micro-batches", "step, ms"), rows),
-            _made(found["timed"]["made"]),
         ]
     return blocks
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import splitfg
 from splitfg.distributed import (
@@ -23,6 +24,7 @@ from splitfg.distributed import (
 )
 from splitfg.feedback import NoiseControl, Relay
 from splitfg.models import MLP
+from splitfg.tangents import RowGenerator
 
 
 class Residual(nn.Module):
@@ -242,6 +244,37 @@ def test_replays_of_a_captured_step_compare_parameters_when_due(crew):
     errors = crew.errors(replay_after_a_change)
     assert {kind for kind, _ in errors} == {"SplitError"}
     assert all("between rank 0 and rank 2" in message for _, message in errors)
+
+
+class NoHost(TorchDispatchMode):
+    """Raises an error where a captured step would fail: at numbers that come from the host or go to it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.lift_fresh), func
+        return func(*args, **(kwargs or {}))
+
+
+def as_if_captured(rank, name):
+    """Two steps, and the third one again, as a graph captures it."""
+    split, x, y = network(name, torch.float64)
+    estimator, generator = DistributedEstimator(MAKERS[name](), whole_batches=True), torch.Generator().manual_seed(1)
+    for _ in range(2):
+        estimate = estimator(split, x, y, generator=generator)
+        estimator.update_state(split, estimate)
+    state = generator.get_state()
+    expected = estimator(split, x, y, generator=generator)
+    generator.set_state(state)
+    with pytest.MonkeyPatch.context() as patched, NoHost():
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patched.delattr(RowGenerator, "__new__")  # none may be made
+        found = estimator(split, x, y, generator=generator)
+    return all(torch.equal(found.grads[n], g) for n, g in expected.grads.items())
+
+
+@pytest.mark.parametrize("name", ["split_fg", "activity_fg", "mean_jacobian", "parallel_pull_maps", "learned_feedback"])
+def test_a_captured_call_needs_nothing_of_the_host(crew, name):
+    assert all(crew(as_if_captured, name))
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, "no GPU"), (2, "start one for every GPU")])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import time
 import traceback
 import warnings
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -29,6 +32,8 @@ pytestmark = [
 ]
 
 STEPS = 10
+TIMEOUT = timedelta(seconds=100)
+LIMIT_S = 420  # compiling four methods in a new process takes minutes
 CONFIG = GPTConfig(layers=2, width=64, heads=2, context=32, vocab=500)
 METHODS = (
     SplitFGMethod(K=3),
@@ -77,13 +82,14 @@ def _work(function, rank, size, port, backend, pipe, args):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
         if backend == "gloo":
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", timeout=TIMEOUT)
         elif backend == "nccl":
-            connect()
+            connect(timeout=TIMEOUT, arrival=TIMEOUT)
         # arrays: tensors in shared memory are gone with the process
         pipe.send((True, pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), function(*args))))
     except Exception as error:
         pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    gc.collect()  # NCCL waits for the graphs that captured its messages; learners hold theirs in cycles
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -96,11 +102,13 @@ def in_processes(size, backend, function, *args):
         context.Process(target=_work, args=(function, rank, size, port, backend, theirs, args), daemon=True)
         for rank, (_, theirs) in enumerate(pairs)
     ]
-    for process in processes:
+    deadline = time.monotonic() + LIMIT_S
+    for process, (_, theirs) in zip(processes, pairs, strict=True):
         process.start()
+        theirs.close()  # a process that dies then ends its pipe
     try:
         for ours, _ in pairs:
-            assert ours.poll(180), "a process does not answer"
+            assert ours.poll(max(0.0, deadline - time.monotonic())), "a process does not answer"
         found = [ours.recv() for ours, _ in pairs]
     finally:
         for process in processes:
