@@ -23,6 +23,8 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
     if not isinstance(pull.feedback, UnchangedFeedback | RandomMaps):
         name = type(pull.feedback).__name__
         found.append(f"stages do not share what {name} draws or learns: use UnchangedFeedback() or RandomMaps()")
+    if pull.skips:
+        found.append("stages exchange the gradients of chains and residual streams alone: use skips=False")
     if ranks.row_parts != ranks.size:
         found.append(f"{ranks} divides tangents, and a stage is a process: use a mesh with the dimension 'rows' alone")
     return found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 from torch import Tensor
 
 from splitfg.calling import RandomState, drawing_from
 from splitfg.errors import SplitError
-from splitfg.feedback import Feedback
+from splitfg.feedback import Feedback, UnchangedFeedback
 from splitfg.numerics import added
 from splitfg.sites import (
     BlockInput,
@@ -20,6 +21,7 @@ from splitfg.sites import (
     block_inputs,
     layer_gradients,
     pull_back,
+    skip_back,
     top_shape,
     under,
 )
@@ -33,6 +35,13 @@ class PullPass:
 
     On the way, ``levels[s]`` is the gradient at the present block's output after s refinements. It depends on the pulls
     of refinement s - 1 alone, so that the order of the blocks does not matter; this one needs the least memory.
+
+    With the share K_i of a block's Jacobian along its skip, a refinement at the block's input is
+
+        D_i ← c_i(D_{i+1}) + K_iᵀ (D'_{i+1} - D_{i+1}),
+
+    where D'_{i+1} is the refinement at its output: K_i = 0 in a chain, and on a residual stream, whose pulls are of
+    f_i alone, D_i ← c_i(D_{i+1}) + D'_{i+1}.
     """
 
     def __init__(
@@ -43,13 +52,15 @@ class PullPass:
         u: Tensor,
         pulls: int,
         own_block: bool,
+        skips: bool,
         feedback: Feedback,
         puller: Puller,
         states: Sequence[RandomState] | None = None,
     ) -> None:
         self._trunk, self._path, self._seen = split.trunk, path, seen
         self._split, self._states = split, states
-        self._pulls, self._own_block, self._feedback, self._puller = pulls, own_block, feedback, puller
+        self._pulls, self._own_block, self._skips = pulls, own_block, skips
+        self._feedback, self._puller = feedback, puller
         self._found: Params = {}
         self._r = self._through_top(u)
         self._rows = stream_rows(path, self._r)
@@ -58,13 +69,14 @@ class PullPass:
     def grads(self) -> Params:
         """Return the gradients, by the trunk's names."""
         path, inputs = self._path, block_inputs(self._path, self._seen)
-        levels = [self._r] * (self._pulls + 1)
+        levels, y = [self._r] * (self._pulls + 1), self._top_value()
         for i in reversed(range(len(inputs))):
             with self._as_recorded(i):
                 shares = self._block(inputs[i], levels, last=len(inputs) - i, to_input=i > 0 or bool(path.writers))
             if i > 0 or path.writers:
                 name = path.blocks[i - 1].name if i > 0 else path.writers[0]
-                levels = self._next(levels, shares, name, inputs[i].x)
+                levels = self._next(levels, shares, name, inputs[i], y)
+            y = inputs[i].x
         self._bottom(levels[-1])
         return self._found
 
@@ -79,7 +91,7 @@ class PullPass:
             yield
 
     def _block(self, given: BlockInput, levels: list[Tensor], *, last: int, to_input: bool) -> list[Tensor]:
-        """Pull a block; returns its shares of the gradient at its input, one for every pull.
+        """Pull a block; returns its shares of the gradient at its input, one for every pull that differs.
 
         The gradient at the output of the block that is ``last`` from the top is exact after as many refinements less
         one, so that further pulls would repeat themselves.
@@ -93,16 +105,30 @@ class PullPass:
             delta = levels[0 if self._own_block else -1]
             own = layer_gradients(self._trunk.get_submodule(writer), pulled.read, delta)
             self._found = added(self._found, under(writer, own))
-        shares = list(pulled.shares)
-        return shares + shares[-1:] * (self._pulls - len(shares))
+        return list(pulled.shares)
 
-    def _next(self, levels: list[Tensor], shares: list[Tensor], name: str, x: Tensor) -> list[Tensor]:
+    def _next(
+        self, levels: list[Tensor], shares: list[Tensor], name: str, given: BlockInput, y: Tensor
+    ) -> list[Tensor]:
         """Return the levels at a block's input: the prediction, and the refinement of every pull."""
-        first = self._predicted(name, x) if name not in self._path.writers or self._own_block else levels[0]
+        first = self._first(levels[0], name, given, y)
         if self._own_block:
             return [first] * len(levels)
-        below = [s + c for s, c in zip(levels[1:], shares, strict=True)] if self._path.residual else shares
-        return [first, *below]
+        below = shares
+        if self._path.residual:
+            below = [above + c for above, c in zip(levels[1:], shares, strict=False)]
+        elif self._skips:
+            moved = [after - before for before, after in pairwise(levels[: len(shares) + 1])]
+            below = [c + skip_back(self._trunk, given, y, delta) for c, delta in zip(shares, moved, strict=True)]
+        return [first, *below, *below[-1:] * (self._pulls - len(below))]
+
+    def _first(self, above: Tensor, name: str, given: BlockInput, y: Tensor) -> Tensor:
+        """Return the prediction at a block's input, from the feedback or from the prediction above."""
+        if self._skips and isinstance(self._feedback, UnchangedFeedback):
+            return skip_back(self._trunk, given, y, above)
+        if name in self._path.writers and not self._own_block:
+            return above
+        return self._predicted(name, given.x)
 
     def _bottom(self, delta: Tensor) -> None:
         """Add the gradients of what writes to the bottom of the stream."""
@@ -116,6 +142,11 @@ class PullPass:
 
     def _predicted(self, name: str, x: Tensor) -> Tensor:
         return predicted_gradient(self._path, self._feedback, name, self._rows, x)
+
+    def _top_value(self) -> Tensor:
+        """Return x_L."""
+        top = self._path.top
+        return self._seen.h.reshape(top_shape(self._path, self._seen)) if top is None else self._seen.reads[top][0]
 
     def _through_top(self, u: Tensor) -> Tensor:
         top = self._path.top

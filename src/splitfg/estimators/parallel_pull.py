@@ -31,6 +31,7 @@ from splitfg.sites import (
     find_blocks,
     pull_block,
     record,
+    skip_problems,
     top_shape,
     validate_blocks,
 )
@@ -54,6 +55,15 @@ class ParallelPull:
     parameters, and its sum those of the layers that write to the stream. With as many pulls as blocks this is
     backpropagation, exactly.
 
+    Networks whose blocks have other skips, such as y = ReLU(s(x) + f(x)) in a ResNet, are chains of whole blocks. With
+    ``skips`` the gradient passes along the skips in closed form, K_i = (∂y/∂x with f constant), as it does on a
+    residual stream, and only pulls through f wait for nothing:
+
+        D_i ← c_i + K_iᵀ (D'_{i+1} - D_{i+1}),    D' the refinement of D.
+
+    With r as the only prediction, D_i ← K_iᵀ D_{i+1} before the first pull, n pulls then sum the exact gradients of
+    all paths through at most n - 1 of the f above a block.
+
     Biased with fewer pulls, by the error of the prediction. Not forward-only: ``stats.block_backward`` counts the
     reverse passes inside blocks. No reverse pass crosses a block, and memory is that of the stream and one block.
 
@@ -62,6 +72,8 @@ class ParallelPull:
         feedback: Predicts the gradient at the points of the stream; the default is r unchanged.
         pulls: How often every block is pulled.
         own_block: Keep every pull inside its block: writers learn from the prediction as well. Takes one pull.
+        skips: Carry gradients along the skips of blocks that have a ``skip_back``; see
+            :class:`~splitfg.sites.SkipBlock`.
         recorder: Runs the trunk and records the inputs of its blocks.
         puller: Pulls a gradient back through a block.
 
@@ -83,6 +95,7 @@ class ParallelPull:
     feedback: Feedback = field(default_factory=UnchangedFeedback)
     pulls: int = 1
     own_block: bool = False
+    skips: bool = False
     recorder: Recorder = field(default=record, repr=False)
     puller: Puller = field(default=pull_block, repr=False)
 
@@ -121,7 +134,9 @@ class ParallelPull:
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
-            pass_ = PullPass(split, path, seen, u, self.pulls, self.own_block, feedback, self.puller, states)
+            pass_ = PullPass(
+                split, path, seen, u, self.pulls, self.own_block, self.skips, feedback, self.puller, states
+            )
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
@@ -173,6 +188,9 @@ class ParallelPull:
         path = find_blocks(split.trunk) if self.path is None else self.path
         if not isinstance(self.feedback, UnchangedFeedback):
             raise_if(path.shared_names())
+        if self.skips:
+            alone = isinstance(self.feedback, UnchangedFeedback)
+            raise_if(path.problems(split.trunk) or skip_problems(split.trunk, path, all_of_them=alone))
         return path
 
     def _moved(self, path: BlockPath) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 from splitfg.models._init import conv
 from splitfg.sites import BlockPath, PathBlock, ResidualPath, layer_gradients, pull_back, under
@@ -54,6 +55,12 @@ class ConvNorm(nn.Module):
         delta, norm = pull_back(self.norm, z, delta)
         return {**under("conv", layer_gradients(self.conv, a, delta)), **under("norm", norm)}
 
+    def input_gradient(self, a: Tensor, delta: Tensor) -> Tensor:
+        """Return dL/da from the input a and δ, in closed form; for layers without ReLU."""
+        delta, _ = pull_back(self.norm, self.conv(a), delta)
+        found: Tensor = conv2d_input(a.shape, self.conv.weight, delta, self.conv.stride, self.conv.padding)
+        return found
+
 
 class BasicBlock(nn.Module):
     """ReLU(x' + GN(conv(ReLU(GN(conv(x)))))), with x' = x, or a 1x1 ConvNorm of x if the shape changes."""
@@ -73,6 +80,11 @@ class BasicBlock(nn.Module):
         """Map ``(B, in, H, W)`` to ``(B, out, H/stride, W/stride)``."""
         y: Tensor = self.activation(self.shortcut(x) + self.second(self.first(x)))
         return y
+
+    def skip_back(self, x: Tensor, y: Tensor, delta: Tensor) -> Tensor:
+        """Pass δ through the last ReLU and the shortcut; see :class:`~splitfg.sites.SkipBlock`."""
+        delta = delta * (y > 0)
+        return self.shortcut.input_gradient(x, delta) if isinstance(self.shortcut, ConvNorm) else delta
 
 
 class GlobalPool(nn.Module):

@@ -187,6 +187,7 @@ class ParallelPullMethod(MethodRecipe):
         feedback: Predicts the gradient at every block's output from u.
         pulls: How often every block is pulled; as many pulls as blocks are backpropagation.
         own_block: Keep every pull inside its block.
+        skips: Carry gradients along the skips of blocks such as those of a ResNet.
 
     Example:
         >>> from splitfg.recipes import MeanJacobianFeedback, ParallelPullMethod
@@ -197,6 +198,7 @@ class ParallelPullMethod(MethodRecipe):
     feedback: FeedbackRecipe = field(default_factory=MeanJacobianFeedback)
     pulls: int = 1
     own_block: bool = False
+    skips: bool = False
 
     def __post_init__(self) -> None:
         raise_if(below(1, self, "pulls"))
@@ -205,4 +207,6 @@ class ParallelPullMethod(MethodRecipe):
         """Return :class:`~splitfg.ParallelPull`, on the trunk's own ``block_path()``."""
         from splitfg.estimators import ParallelPull
 
-        return ParallelPull(feedback=self.feedback.build(), pulls=self.pulls, own_block=self.own_block)
+        return ParallelPull(
+            feedback=self.feedback.build(), pulls=self.pulls, own_block=self.own_block, skips=self.skips
+        )

@@ -22,6 +22,7 @@ from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rule_table import Rule
 from splitfg.sites._rules import register_rule, rule_for
+from splitfg.sites._skips import SkipBlock, skip_back, skip_problems
 from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations, record_tape
 from splitfg.sites._tape_parts import first_samples, hollow
 from splitfg.sites._taps import Arguments, each_row, shifted, tapped
@@ -49,6 +50,7 @@ __all__ = [
     "ResidualPath",
     "ResidualTrunk",
     "Rule",
+    "SkipBlock",
     "TapPoints",
     "Tape",
     "TapedTrunk",
@@ -78,6 +80,8 @@ __all__ = [
     "rule_for",
     "run_block",
     "shifted",
+    "skip_back",
+    "skip_problems",
     "tapped",
     "top_shape",
     "under",

@@ -21,6 +21,7 @@ from splitfg.recipes import (
     ForwardForwardMethod,
     FrozenMethod,
     HopfieldMethod,
+    IdentityFeedback,
     MeanJacobianFeedback,
     MethodRecipe,
     ParallelPullMethod,
@@ -64,10 +65,21 @@ PULLS: dict[str, tuple[str, MethodRecipe]] = {
     "pull": ("maps, reverse mode inside own block", ParallelPullMethod(MeanJacobianFeedback(0.1))),
     "pull2": ("maps, two pulls", ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=2)),
     "pull3": ("maps, three pulls", ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=3)),
+    "pull4": ("maps, four pulls", ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=4)),
+    **{
+        f"skips{n}": (f"skips carried, {words}", ParallelPullMethod(IdentityFeedback(), pulls=n, skips=True))
+        for n, words in ((1, "one pull"), (2, "two pulls"), (3, "three pulls"), (4, "four pulls"))
+    },
+    "skips3-maps": (
+        "skips carried, maps, three pulls",
+        ParallelPullMethod(MeanJacobianFeedback(0.1), pulls=3, skips=True),
+    ),
     "pull-random": ("random maps, reverse mode inside own block", ParallelPullMethod(RandomFeedback())),
     "pull2-random": ("random maps, two pulls", ParallelPullMethod(RandomFeedback(), pulls=2)),
 }
 """Parallel pulls on whole backbones, by the last part of a preset's name; a pull of a chain trains its own block."""
+PULLS_LONGER = ("pull", "pull2", "pull3", "skips2", "skips3", "skips4")
+"""Parallel pulls that also run with the full budget."""
 
 # Steps of one pass over the training images.
 _PASS = -(-50_000 // 128)
@@ -205,6 +217,10 @@ def _feedback() -> Iterator[Preset]:
     for setting in SETTINGS:
         config = setting.training(LAYERS_ALONE, setting.backbone)
         yield _full(setting, "learned", "learned feedback, whole network", config)
+        for name in PULLS_LONGER:
+            title, method = PULLS[name]
+            config = setting.training(method, setting.backbone)
+            yield Preset(f"{setting.dataset}-{name}", f"{setting.label}: {title}, whole network", config, TWO)
 
 
 ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {

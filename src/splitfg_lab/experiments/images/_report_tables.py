@@ -10,6 +10,7 @@ from splitfg_lab.experiments.images._presets import (
     FEEDBACK,
     LONGER,
     PULLS,
+    PULLS_LONGER,
     RHOS,
     SETTINGS,
     TANGENTS,
@@ -191,7 +192,8 @@ def _feedback() -> Table:
         rows.append(Row(title.capitalize(), (_top1(f"flat-{name}"), _top1(f"resnet20-{name}"), *longer)))
     for name, (title, _) in PULLS.items():
         flat = _top1("flat-pull") if name == "pull" else None
-        rows.append(Row(title.capitalize(), (flat, _top1(f"resnet20-{name}"), None, None)))
+        whole = tuple(_top1(f"{s.dataset}-{name}") if name in PULLS_LONGER else None for s in SETTINGS)
+        rows.append(Row(title.capitalize(), (flat, _top1(f"resnet20-{name}"), *whole)))
     rows.append(Row("Split-FG, K = 4", (_top1("flat-split_fg"), _top1("naive-split_fg"), None, None)))
     return Table(
         "images-feedback",
@@ -208,7 +210,9 @@ def _feedback() -> Table:
         note="Not in the paper, but for Split-FG and for backprop. Learned feedback takes no derivative of the trunk"
         " and reads no weight backward: maps learn from one more forward pass a step, with noise. Relayed, the feedback"
         " goes from layer to layer; on the direct route every layer gets it straight from the last one. Rows with pulls"
-        " run reverse mode inside single blocks, from gradients that maps predict at their outputs.",
+        " run reverse mode inside single blocks, from gradients that maps predict at their outputs. Where skips are"
+        " carried, gradients pass from block to block along the skips alone, through ReLU's mask and, where the width"
+        " changes, a 1x1 convolution; none passes from one residual branch into another but by pulls.",
     )
 
 
