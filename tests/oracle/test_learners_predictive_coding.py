@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitfg import Backprop, CrossEntropy, LinearHead, Split, SplitError, SquaredError
 from splitfg.estimators.predictive_coding import PredictiveCoding
@@ -39,17 +40,23 @@ def energy(split, x, y, z, stiffness):
     return loss + stiffness / (2 * ROWS) * sum(e.pow(2).sum() for e in errors)
 
 
-def by_autograd(split, x, y, rule):
-    """The same rule with every derivative taken by autograd: settle, then differentiate by the weights."""
+def settled(split, x, y, rule):
+    """The latents of a forward pass, after the rule's steps down the energy by autograd."""
     z, v = [], x
     for layer in split.trunk.layers:
         z.append(layer(v).detach())
         v = torch.relu(z[-1])
-    for _ in range(rule.settle_steps):
+    for _ in range(rule.settle_steps if rule else 0):
         z = [one.requires_grad_() for one in z]
         slopes = torch.autograd.grad(energy(split, x, y, z, rule.stiffness), z)
         step = rule.settle_rate * ROWS / rule.stiffness
         z = [(one - step * slope).detach() for one, slope in zip(z, slopes, strict=True)]
+    return z
+
+
+def by_autograd(split, x, y, rule):
+    """The same rule with every derivative taken by autograd: settle, then differentiate by the weights."""
+    z = settled(split, x, y, rule)
     names, params = zip(*split.model.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(energy(split, x, y, z, rule.stiffness), params), strict=True))
 
@@ -102,6 +109,83 @@ def test_small_settling_steps_give_backpropagations_direction_layer_by_layer(tas
     assert worst[0] > worst[1] > worst[2]
 
 
+def with_large_weights():
+    """The problem's split with ‖W_2‖ = ‖W_3‖ = 12, so that settling with a rate of 0.1 diverges."""
+    split, x, y = problem("classes")
+    with torch.no_grad():
+        for layer in split.trunk.layers[1:]:
+            layer.weight.mul_(12 / torch.linalg.matrix_norm(layer.weight, 2))
+    return split, x, y
+
+
+@pytest.mark.parametrize(("iterations", "falls"), [(0, False), (20, True)])
+def test_power_iterations_keep_the_energy_falling_where_the_fixed_rate_diverges(iterations, falls):
+    split, x, y = with_large_weights()
+    rule = PredictiveCoding(12, power_iterations=iterations)
+    found = rule(split, x, y).grads
+    # with the limit measured by a singular value decomposition instead
+    rate = 1 / (1 + 12) ** 2 if falls else 0.1
+    same = PredictiveCoding(12, settle_rate=rate)
+    latents = settled(split, x, y, same)
+    at_start, after = (energy(split, x, y, z, rule.stiffness) for z in (settled(split, x, y, None), latents))
+    assert (after < at_start) == falls
+    for name, grad in by_autograd(split, x, y, same).items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_power_iterations_change_nothing_while_the_rate_is_stable():
+    split, x, y = problem("classes")
+    with torch.no_grad():
+        for layer in split.trunk.layers:
+            layer.weight.div_(torch.linalg.matrix_norm(layer.weight, 2))
+    plain, limited = (PredictiveCoding(power_iterations=n)(split, x, y).grads for n in (0, 5))
+    assert all(torch.equal(plain[name], limited[name]) for name in plain)
+
+
+def test_power_iterations_survive_weights_of_zero_and_a_single_layer():
+    split, x, y = problem("classes")
+    with torch.no_grad():
+        split.trunk.layers[1].weight.zero_()
+    assert all(g.isfinite().all() for g in PredictiveCoding(power_iterations=3)(split, x, y).grads.values())
+    g = generator()
+    single = Split(MLP(FEATURES, widths=(6,), generator=g), LinearHead(linear(6, OUTPUTS, generator=g)))
+    assert PredictiveCoding(power_iterations=3)(single, x.float(), y).loss.isfinite()
+
+
+def test_errors_much_smaller_than_the_latents_keep_their_digits():
+    """Errors shrink with the stiffness and the rate; z - μ in float32 would lose them."""
+    split, x, y = problem("classes")
+    rule = PredictiveCoding(settle_rate=1e-2, stiffness=1e4)
+    expected = rule(split, x, y).grads
+    split.model.float()
+    for name, grad in rule(split, x.float(), y).grads.items():
+        error = (grad.double() - expected[name]).norm() / expected[name].norm()
+        assert error < 1e-2, name
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often code reads a tensor's value, which a captured step must not."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_power_iterations_read_no_value():
+    """A captured step skips the checks of values; what else reads one would break it."""
+    split, x, y = with_large_weights()
+    counts = []
+    for iterations in (0, 3):
+        with Reads() as reads:
+            PredictiveCoding(power_iterations=iterations)(split, x, y)
+        counts.append(reads.count)
+    assert counts[0] == counts[1]
+
+
 def test_it_says_that_it_is_biased_and_touches_no_trunk_in_reverse():
     split, x, y = problem("classes")
     before = {n: p.detach().clone() for n, p in split.model.named_parameters()}
@@ -127,5 +211,5 @@ def test_refusals():
     with pytest.raises(SplitError, match=r"MLP.*TabM"):
         PredictiveCoding()(other, x.float(), y)
     with pytest.raises(SplitError) as error:
-        PredictiveCoding(0, 0.0, -1.0)
-    assert len(error.value.problems) == 3
+        PredictiveCoding(0, 0.0, -1.0, -1)
+    assert len(error.value.problems) == 4

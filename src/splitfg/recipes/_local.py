@@ -25,6 +25,8 @@ class PredictiveCodingMethod(MethodRecipe):
         settle_steps: Settling steps per batch; use at least the number of layers.
         settle_rate: Step size of the settling.
         stiffness: Precision of the latents relative to the output's.
+        power_iterations: Iterations that measure the weights' norms to keep the settling stable; 0 leaves the step
+            size as it is.
     """
 
     name: ClassVar[str] = "predictive_coding"
@@ -33,15 +35,17 @@ class PredictiveCodingMethod(MethodRecipe):
     settle_steps: int = 4
     settle_rate: float = 0.1
     stiffness: float = 10.0
+    power_iterations: int = 0
 
     def __post_init__(self) -> None:
-        raise_if(below(1, self, "settle_steps") + not_positive(self, "settle_rate", "stiffness"))
+        found = below(1, self, "settle_steps") + below(0, self, "power_iterations")
+        raise_if(found + not_positive(self, "settle_rate", "stiffness"))
 
     def build(self) -> Estimator:
         """Return :class:`~splitfg.PredictiveCoding`."""
         from splitfg.estimators import PredictiveCoding
 
-        return PredictiveCoding(self.settle_steps, self.settle_rate, self.stiffness)
+        return PredictiveCoding(self.settle_steps, self.settle_rate, self.stiffness, self.power_iterations)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def _main(setting: ImageSetting) -> Iterator[Preset]:
         yield _full(setting, name, METHOD_TITLES[name], config)
     for name, rule in (
         ("forward_forward", ForwardForwardMethod()),
-        ("predictive_coding", PredictiveCodingMethod()),
+        ("predictive_coding", PredictiveCodingMethod(power_iterations=5)),
     ):
         config = ImageTraining(setting.dataset, rule, PlainMLP(), warmup=setting.warmup)
         yield _full(setting, name, METHOD_TITLES[name], replace(config, steps=setting.budgets.get(name, FULL)))
