@@ -144,6 +144,20 @@ class TestSweep:
             ("paper", (0.03,), (7.0,)),
         ]
 
+    def test_lines_of_presets_over_those_of_a_reference_at_the_same_place(self):
+        # no reference has b's rho
+        figure = dataclasses.replace(SWEEP, labels=("first", "second"), lines=(("a", "b"), ("c",)), over=("c", "a"))
+        runs = [run(name, metrics={"loss": value}) for name, value in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
+        lines = sweep_drawing(figure, experiment(), group_runs(experiment(), runs)).series
+        assert [(line.label, line.x, line.y) for line in lines] == [
+            ("first", (0.3,), (1.0,)),
+            ("second", (0.1,), (1.0,)),
+        ]
+        halved = dataclasses.replace(figure, lines=(("a",),), labels=("first",), over=("b",), field="K")
+        (line,) = sweep_drawing(halved, experiment(), group_runs(experiment(), runs)).series
+        assert (line.x, line.y) == ((8,), (3.0,))
+        assert draw(halved, *runs).svg
+
     def test_presets_that_share_a_position_are_all_drawn(self):
         figure = dataclasses.replace(SWEEP, field="K")
         drawing = sweep_drawing(figure, experiment(), group_runs(experiment(), [run("a"), run("b"), run("c")]))

@@ -137,3 +137,10 @@ def test_filling_in_changes_nothing_that_is_there() -> None:
     assert filled == to_json(TinyConfig()) | {"noise": 0.5, "optimizer": recorded["optimizer"] | {"lr": 0.02}}
     assert OTHERWISE.completed(to_json(TinyConfig())) == to_json(TinyConfig())
     assert OTHERWISE.completed({}) == {"noise": 0.5}
+
+
+def test_a_field_may_belong_to_objects_of_one_type_alone() -> None:
+    experiment = replace(EXPERIMENT, earlier=(("method:Pull.skips", False),))
+    assert experiment.completed({"method": {"type": "Pull"}}) == {"method": {"type": "Pull", "skips": False}}
+    for other in ({"method": {"type": "Frozen"}}, {"method": {"type": "Pull", "skips": True}}, {}):
+        assert experiment.completed(other) == other

@@ -140,7 +140,11 @@ class Curves:
 class Sweep:
     """A figure of final metrics against a config field: one line per metric, one point per preset.
 
-    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``); ``labels`` name the metrics.
+    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``); ``labels`` name the lines.
+
+    Attributes:
+        lines: Presets of every line, where several share one metric; ``presets`` then lists all of them.
+        over: Presets whose values divide those of the lines at the same value of the field.
     """
 
     key: str
@@ -153,6 +157,8 @@ class Sweep:
     log_y: bool = True
     x_label: str = ""
     labels: tuple[str, ...] = ()
+    lines: tuple[tuple[str, ...], ...] = ()
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,8 @@ class Experiment:
         smoke: Overrides under which each of its presets takes a few steps, for tests and ``--smoke``.
         immaterial: Fields, earlier ones included, that change the cost of a run but not its result: a run that differs
             in these fields alone is a run of the preset.
-        earlier: Fields added later, with the values they implicitly had before, for configs recorded then.
+        earlier: Fields added later, with the values they implicitly had before, for configs recorded then. In
+            ``method:SplitFGMethod.K`` the method must be a ``SplitFGMethod``.
         no_checkpoints: Patterns of presets that write no checkpoints: an interrupted run of these starts over.
         headlines: Its rows in the report's summary.
     """
@@ -310,12 +317,13 @@ class _Departure:
 
 def _fill(data: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a missing nested field if its parent exists; copy inner objects instead of changing them."""
-    first, *rest = path
+    (first, _, kind), *rest = (part.partition(":") for part in path)
+    inner = data.get(first)
     if not rest:
         data.setdefault(first, value)
-    elif isinstance(data.get(first), Mapping):
-        data[first] = dict(data[first])
-        _fill(data[first], rest, value)
+    elif isinstance(inner, Mapping) and kind in ("", inner.get("type")):
+        data[first] = dict(inner)
+        _fill(data[first], path[1:], value)
 
 
 def identity_in(experiments: Iterable[Experiment]) -> Identity:

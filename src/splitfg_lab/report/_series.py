@@ -70,6 +70,8 @@ def curve_drawing(figure: Curves, groups: Mapping[str, PresetRuns]) -> Drawing:
 
 def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> Drawing:
     """Return final metrics against a config field, with the paper's values where a table has them."""
+    if figure.lines:
+        return _ratio_drawing(figure, groups)
     places, categorical = _places(figure, [groups[name].preset for name in figure.presets])
     printed = _paper_values(experiment)
     series: list[Series] = []
@@ -86,6 +88,25 @@ def sweep_drawing(figure: Sweep, experiment: Experiment, groups: Mapping[str, Pr
         series += [dataclasses.replace(line, method=method) for line in lines]
     notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
     return Drawing(tuple(line for line in series if line.x), tuple(notes), categorical)
+
+
+def _ratio_drawing(figure: Sweep, groups: Mapping[str, PresetRuns]) -> Drawing:
+    """Return one line for every group of presets, divided by the reference's values at the same place."""
+    (metric,) = figure.metrics
+
+    def means(names: Sequence[str]) -> dict[Any, float]:
+        places, _ = _places(figure, [groups[name].preset for name in names])
+        found = {x: metric_summary(groups[name].runs, metric).mean for x, name in places}
+        return {x: mean for x, mean in found.items() if mean is not None}
+
+    below, series = means(figure.over), []
+    for index, (label, names) in enumerate(zip(figure.labels, figure.lines, strict=True)):
+        points = {x: mean / below[x] for x, mean in means(names).items() if x in below}
+        method = _shared_method([groups[name].preset for name in names])
+        line = Series(index, label, tuple(points), tuple(points.values()), style="points", method=method)
+        series += [line] if points else []
+    notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
+    return Drawing(tuple(series), tuple(notes))
 
 
 def _shared_method(presets: Sequence[Preset]) -> str:

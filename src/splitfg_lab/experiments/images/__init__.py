@@ -24,5 +24,5 @@ EXPERIMENT = Experiment(
     figures=figures(),
     smoke=SMOKE,
     headlines=headlines(),
-    earlier=(("adaptive", False),),
+    earlier=(("adaptive", False), ("method:ParallelPullMethod.skips", False)),
 )

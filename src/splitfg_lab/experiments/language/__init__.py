@@ -53,6 +53,12 @@ EXPERIMENT = Experiment(
     no_checkpoints=("knn_lm", "unigram", "bigram"),
     # the number of logits at once; earlier runs counted rows
     immaterial=("block", "rows"),
-    earlier=(("model.init", "gpt2"), ("clip_apart", False), ("adaptive", False), ("adaptive_groups", [])),
+    earlier=(
+        ("model.init", "gpt2"),
+        ("clip_apart", False),
+        ("adaptive", False),
+        ("adaptive_groups", []),
+        ("method:ParallelPullMethod.skips", False),
+    ),
     headlines=headlines(),
 )

@@ -151,7 +151,7 @@ CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
     "backprop": ("Backprop, rho = 0.3", BackpropMethod(), 0.3, False),
 }
 """Methods of the comparison of Adam's eps: title, method, rho, and whether trunk and head are clipped apart."""
-LONGER = ("maps", "pull-maps", "pull2-maps", "pull4-maps", "learned", "tuned")
+LONGER = ("maps", "pull-maps", "pull2-maps", "pull4-maps", "learned", "learned-layers", "tuned")
 """Methods that run with every budget."""
 SIZES = {
     "large": (Sizes(layers=12, width=768, heads=12), 3_000, "12 blocks of width 768"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from splitfg_lab.experiments.language._ladder import (
     ADAPTIVE,
+    BUDGETS,
     CONTROLS,
     EPSILONS,
     GROUPED,
@@ -169,4 +170,26 @@ def ladder_figures() -> tuple[Curves | Sweep, ...]:
     """Return the ladder as curves over training, with the 10% budget."""
     names = ("maps", "own-maps", "pull-identity", "pull-maps", "pull2-maps", "learned", "tuned")
     shown = ("frozen-10", "split_fg-k4-rho0.1-10", "direct-rho0.03-10", *(rung(name) for name in names))
-    return (Curves("language-ladder", "The ladder to backprop, 10% budget", shown, "val_ppl", log_y=True),)
+    return (
+        Curves("language-ladder", "The ladder to backprop, 10% budget", shown, "val_ppl", log_y=True),
+        _gap_by_budget(),
+    )
+
+
+def _gap_by_budget() -> Sweep:
+    names = tuple(name for name in LONGER if name != "tuned")
+    lines = tuple(tuple(rung(name, budget=budget) for budget in BUDGETS) for name in names)
+    backprop = tuple(rung("tuned", budget=budget) for budget in BUDGETS)
+    return Sweep(
+        "language-ladder-budget",
+        "The gap to backprop by budget, each run annealed over its own",
+        tuple(name for line in lines for name in line),
+        "steps",
+        ("val_ppl",),
+        "validation perplexity over tuned backprop's",
+        log_y=False,
+        x_label="training steps",
+        labels=tuple(f"{RUNGS[name].title}, rho = {RUNGS[name].rhos[0]:g}" for name in names),
+        lines=lines,
+        over=backprop,
+    )
