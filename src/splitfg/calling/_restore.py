@@ -178,6 +178,8 @@ def _same(container: Any, content: Any) -> bool:
     """Whether a container holds the very objects of ``content``."""
     if len(container) != len(content):
         return False
+    if isinstance(container, set):  # two equal sets may differ in the order of their elements
+        return set(map(id, container)) == set(map(id, content))
     if isinstance(container, dict):
         return all(map(is_, container.values(), content.values())) and list(container) == list(content)
     return all(map(is_, container, content))

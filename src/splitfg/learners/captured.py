@@ -242,7 +242,7 @@ class CapturedLearner:
 
     def _take(self, x: Inputs, y: Target | None) -> None:
         """Copy a batch to the inputs of the captured step, or validate that it stands for the next step."""
-        x, y = self._eager.split.interface.unpacked(x, y)
+        x, y = self._eager.split.unpack(x, y)
         if self._batches is not None:
             if x != (DeviceStep(self.steps),):
                 raise SplitError(

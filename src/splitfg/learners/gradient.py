@@ -126,7 +126,7 @@ class GradientLearner:
         self.update.optimizer.optimizer.zero_grad()  # free the old gradients before computing new ones
         before = _inferences(self.split)
         if self.line_search is not None:
-            inputs, target = self.split.interface.unpacked(x, y)
+            inputs, target = self.split.unpack(x, y)
             searched = begin_step(self._searched, inputs, target, generator, tangents=False)
             self.line_search.advance(searched, inputs, target)
         estimate = self.estimate(x, y, generator=generator)
@@ -145,7 +145,7 @@ class GradientLearner:
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient of one batch, before clipping; the only side effect is on the generator."""
         estimator: Callable[..., Estimate] = self.estimator
-        x, y = self.split.interface.unpacked(x, y)
+        x, y = self.split.unpack(x, y)
         if self.prediction is not None:
             estimator = partial(estimator, prediction=self.prediction())
         estimate = estimator(self.split, x, y, generator=generator)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from splitfg.calling import preserved
 from splitfg.heads import Head, LinearHead
 from splitfg.splitting._cut import linears
-from splitfg.splitting._interface import Interface, arguments
+from splitfg.splitting._interface import Interface, arguments, without_labels
 from splitfg.types import Inputs
 
 Made: TypeAlias = Sequence[tuple[str, torch.Size, "weakref.ref[Tensor]"]]
@@ -43,7 +43,7 @@ def disagreement(
         )
     readout = _readout_name(model, head)
     if not _same(returned, predict, x) or (isinstance(head, LinearHead) and not _made_by(readout, returned, made)):
-        return _what_differs(readout, returned, made)
+        return _what_differs(readout, returned, made, traced=interface.unpack is without_labels)
     return None if returned.ndim > 1 else _squeezed(returned)
 
 
@@ -90,17 +90,19 @@ def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
     return len(own) == 1 and (own[0][1]() is returned or own[0][0] != returned.shape)
 
 
-def _what_differs(readout: str | None, returned: Tensor, made: Made) -> str:
+def _what_differs(readout: str | None, returned: Tensor, made: Made, *, traced: bool) -> str:
     makers = [name for name, _, output in made if output() is returned and name != readout]
     if readout and makers:
         return f"the model's outputs come from {makers[0]}, not from {readout}: cut there with at={makers[0]!r}"
     if any(name == readout and shape == (*returned.shape, 1) for name, shape, _ in made):
         return _squeezed(returned)
+    # models of transformers are cut without a trace of the operations after the layer
+    rest = "include the following operations in the head with head=ReverseModeHead, " if traced and readout else ""
     return (
-        f"trunk and head, cut at {readout or 'at=...'}, do not compute the model's outputs: another operation follows"
-        " the last linear layer, or the model calls it several times. Return that layer's output (CrossEntropy() takes"
-        " logits, not probabilities), include the following operations in the head with head=ReverseModeHead, cut at"
-        " another module with at=..., or build Split(trunk, head) yourself"
+        f"trunk and head{f', cut at {readout},' if readout else ''} do not compute the model's outputs: another"
+        " operation follows the last linear layer, or the model calls it several times. Return that layer's output"
+        f" (CrossEntropy() takes logits, not probabilities), {rest}cut at another module with at=..., or build"
+        " Split(trunk, head) yourself"
     )
 
 

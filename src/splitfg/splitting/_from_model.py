@@ -12,7 +12,14 @@ from torch import Tensor, fx, nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, Head, LinearHead, OutputLoss, ReverseModeHead, has_closed_form
 from splitfg.splitting._cut import cut_at, graph_of, is_readout, last_linear
-from splitfg.splitting._hugging_face import interface_of, is_hugging_face, model_problems, readout_name, substitutes
+from splitfg.splitting._hugging_face import (
+    classifier_name,
+    interface_of,
+    is_hugging_face,
+    model_problems,
+    readout_name,
+    substitutes,
+)
 from splitfg.splitting._interface import Interface
 from splitfg.splitting._readout import Kept, PassedOn, postprocessed
 from splitfg.splitting._replace import held_beside, replaced, submodule, without
@@ -81,7 +88,8 @@ def split(
     raise_if(_argument_problems(model, at, head))
     model = getattr(model, "_orig_mod", model)
     if is_hugging_face(model):
-        interface = interface_of(model) if output is None else replace(interface_of(model), output=output)
+        interface = replace(interface_of(model), own_loss=loss is None and output is None)
+        interface = interface if output is None else replace(interface, output=output)
         tied = Tied.INCLUDE if tied is None else tied
         trunk, made = _cut_hugging_face(model, at, loss, head, interface, named=output is not None)
     else:
@@ -125,7 +133,7 @@ def _cut_hugging_face(
 ) -> tuple[nn.Module, Head]:
     """Cut at the output layer, which may be anything that ends the model; other layers raise on the first batch."""
     raise_if(model_problems(model, default_loss=loss is None, default_cut=at is None and not named))
-    name = at or readout_name(model) or _named_or_last(model, None, None)
+    name = at or readout_name(model) or classifier_name(model) or _named_or_last(model, None, None)
     layer, loss = submodule(model, name), loss if loss is not None else CrossEntropy()
     rest = postprocessed(model, layer) if name == readout_name(model) else None
     if rest is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError
+from splitfg.splitting._cut import linears
 from splitfg.splitting._interface import LABELS, Interface, without_labels
 from splitfg.types import Target
 
@@ -18,6 +19,7 @@ IGNORED = -100
 """Label of positions without a target."""
 
 _NEXT_TOKEN_LOSSES = ("ForCausalLM", "ForConditionalGeneration")
+_UNSHIFTED = ("XLNetLMHeadModel", "XLMWithLMHeadModel", "FlaubertWithLMHeadModel")
 _OTHER_LOSSES = ("regression", "multi_label_classification")
 
 
@@ -36,12 +38,29 @@ def base_model(model: nn.Module) -> nn.Module:
 def interface_of(model: nn.Module) -> Interface:
     """Return how a model takes a batch: no cache of keys and values, logits from its ``ModelOutput``."""
     base = base_model(model)
-    cached = "use_cache" in inspect.signature(base.forward).parameters
     return Interface(
         output=partial(_logits, kind=type(base).__name__),
-        constants={"use_cache": False} if cached else {},
+        constants={"use_cache": False} if _may_cache(base) else {},
         unpack=partial(_unpacked, base),
     )
+
+
+def _may_cache(model: nn.Module) -> bool:
+    """Whether forward takes ``use_cache``, by name or among further keywords of a model that caches by default."""
+    taken = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    decoder = config.get_text_config() if hasattr(config, "get_text_config") else config
+    further = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return "use_cache" in taken or (further and bool(getattr(decoder, "use_cache", False)))
+
+
+def classifier_name(model: nn.Module) -> str | None:
+    """Return the model's name of the last linear layer outside its base model; ``None`` if there is none."""
+    base = base_model(model)
+    inner: Any = getattr(base, "base_model", base)
+    inside = set() if inner is base else set(inner.modules())
+    names = [name for name, layer in linears(model).items() if layer not in inside]
+    return names[-1] if names and inside else None
 
 
 def readout_name(model: nn.Module) -> str | None:
@@ -81,7 +100,8 @@ def model_problems(model: nn.Module, *, default_loss: bool, default_cut: bool) -
         default_cut: Whether the split looks for the output layer because none was named.
     """
     found, base = [], base_model(model)
-    if default_cut and getattr(base, "base_model", None) is base and readout_name(model) is None:
+    headless = getattr(base, "base_model", None) is base and "For" not in type(base).__name__
+    if default_cut and headless and readout_name(model) is None:
         found.append(
             f"{type(base).__name__} has no head: use a class with one, such as one that ends in ForCausalLM or"
             " ForSequenceClassification, or build Split(trunk, head)"
@@ -128,15 +148,18 @@ def _unpacked(model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Any
     """Return inputs and target of a batch with labels, as the model's own loss uses them."""
     inputs, labels = without_labels(batch)
     if getattr(model.config, "is_encoder_decoder", False):
-        if not any(name in inputs for name in ("decoder_input_ids", "decoder_inputs_embeds")):
+        taken = "decoder_input_ids" in inspect.signature(model.forward).parameters
+        generates = taken and "Classification" not in type(model).__name__  # classifiers read the inputs twice
+        if generates and not any(name in inputs for name in ("decoder_input_ids", "decoder_inputs_embeds")):
             inputs["decoder_input_ids"] = _shifted_right(model, labels)
         return inputs, labels
     return inputs, _next_tokens(labels) if _predicts_next(model) else labels
 
 
 def _predicts_next(model: nn.Module) -> bool:
-    kind = getattr(model, "loss_type", None)
-    return kind in _NEXT_TOKEN_LOSSES or (kind is None and type(model).__name__.endswith("LMHeadModel"))
+    kind, name = getattr(model, "loss_type", None), type(model).__name__
+    named = name.endswith(("LMHeadModel", "DoubleHeadsModel")) and name not in _UNSHIFTED
+    return kind in _NEXT_TOKEN_LOSSES or (kind is None and named)
 
 
 def _next_tokens(labels: Tensor) -> Tensor:

@@ -35,11 +35,13 @@ class Interface:
         output: From the model's return value to its outputs; ``None`` if it returns them alone.
         constants: Keyword arguments of every call.
         unpack: From a batch with labels to inputs and target.
+        own_loss: Whether the model itself computes the loss of a batch with labels, which is to be the split's.
     """
 
     output: Callable[[Any], Tensor] | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     unpack: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Target]] = without_labels
+    own_loss: bool = False
 
     def outputs(self, returned: Any) -> Any:
         """Return the outputs in the model's return value."""

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import Observed, call, places_of
+from splitfg.calling import Observed, RandomState, call, drawing_from, places_of, random_state
 from splitfg.errors import shorten
 from splitfg.splitting._differences import DifferentPassError, Slope, measured
 from splitfg.splitting._graph import custom_functions
@@ -56,20 +56,24 @@ def without_graph(split: Split, x: Inputs) -> TrunkFunction:
 
 @dataclass(eq=False)
 class _Call:
-    """One call of a module under forward mode: its moving inputs and parameters, and their tangents."""
+    """One call of a module under forward mode: its moving inputs and parameters, and their tangents.
+
+    Runs of the call draw the same random numbers, such as one dropout mask.
+    """
 
     module: nn.Module
     leaves: list[Any]
     structure: Any
     params: Params
     observed: Observed
+    random: RandomState
 
     @classmethod
     def of(cls, module: nn.Module, args: Any, kwargs: Any, observed: Observed) -> _Call:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         # a copy, since the module may write to its inputs
         leaves = [t.clone() if isinstance(t, Tensor) else t for t in leaves]
-        return cls(module, leaves, structure, dict(module.named_parameters()), observed)
+        return cls(module, leaves, structure, dict(module.named_parameters()), observed, random_state())
 
     def at(self, t: float) -> Tensor:
         """Run the module with inputs and parameters moved by t times their tangents."""
@@ -81,7 +85,9 @@ class _Call:
             [change(t) if isinstance(t, Tensor) else t for t in self.leaves], self.structure
         )
         params = {name: change(p) for name, p in self.params.items()}
-        return joined(call(self.module, params, args, kwargs, places=places_of(self.module), observed=self.observed))
+        with drawing_from(self.random):
+            found = call(self.module, params, args, kwargs, places=places_of(self.module), observed=self.observed)
+        return joined(found)
 
 
 class _Search:

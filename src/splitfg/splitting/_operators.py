@@ -135,8 +135,13 @@ def _worded(message: str) -> str:
             " engine=CentralDifference(); switch gradient checkpointing off, which saves nothing without a backward"
             " pass (gradient_checkpointing_disable(), or use_reentrant=False)"
         )
+    if ".data" in message:
+        return (
+            "its forward pass writes to .data, as module.to(...) does, which forward mode cannot follow: do so before"
+            " training, or use engine=CentralDifference()"
+        )
     if operator is None:
-        return f"forward mode fails ({message.splitlines()[0]})"
+        return f"forward mode fails ({message.splitlines()[0]}): use engine=CentralDifference()"
     advice = "rewrite it with operators that have one, or use engine=CentralDifference() if the estimator takes one"
     if "attention" in operator[1]:
         advice = "call F.scaled_dot_product_attention, or rewrite attention as matmul and softmax"

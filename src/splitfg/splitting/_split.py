@@ -20,6 +20,7 @@ from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
+from splitfg.splitting._own_loss import own_loss_problems
 from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
 from splitfg.splitting._passes import Passes, observe, skip_checks, written_inputs
 from splitfg.splitting._replace import names_of
@@ -35,6 +36,9 @@ TANGENTS = "tangents"
 
 HOOKS = "hooks"
 """Key of the search for hooks on the backward pass."""
+
+OWN_LOSS = "own loss"
+"""Key of the comparison of the loss with the one that the model computes from labels."""
 
 
 class Split:
@@ -321,13 +325,28 @@ class Split:
         with torch.no_grad():
             return self.head.predict(self.h(self.interface.inputs(x)))
 
-    def unpack(self, batch: Mapping[str, Any]) -> tuple[Inputs, Target]:
+    def unpack(self, batch: Inputs | Mapping[str, Any], target: Target | None = None) -> tuple[Inputs, Target]:
         """Return inputs and target of a batch that is a dict with the key ``labels``.
 
         For a model of Hugging Face, the target of a causal model is the next token, and inputs of a decoder are made
-        from the labels, as the model itself does. Targets of -100 count as ignored.
+        from the labels, as the model itself does. Targets of -100 count as ignored. The first such batch compares the
+        split's loss with the model's own, unless ``split`` was given a loss.
+
+        Args:
+            batch: The batch.
+            target: The target, if the batch is inputs alone; both are then returned as they are.
+
+        Raises:
+            SplitError: If there is no target, or the model's own loss is another one.
         """
-        return self.interface.unpacked(dict(batch), None)
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        x, y = self.interface.unpacked(batch, target)
+        if target is None and self.interface.own_loss:
+            given = self.interface.named(arguments(batch)[1])
+            self.validate_once(
+                OWN_LOSS, lambda: own_loss_problems(self.model, given, lambda: self.head.loss_and_u(self.h(x), y)[0])
+            )
+        return x, y
 
     def disagreement(self, x: Inputs) -> str | None:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""

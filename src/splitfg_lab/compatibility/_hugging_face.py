@@ -27,8 +27,8 @@ def cases() -> list[Case]:
         Case("transformers", f"{name}, training", partial(_text, name, *_TEXT[kind][name], text[kind]), train=True)
         for kind, name in (("causal", "GPT2LMHeadModel"), ("causal", "LlamaForCausalLM"), ("masked", "BertForMaskedLM"))
     ]
-    found += [Case("transformers", name, partial(_image, name, c, s)) for name, (c, s) in _IMAGES.items()]
-    found += [Case("transformers", name, partial(_pairs, name, c, s)) for name, (c, s) in _PAIRS.items()]
+    found += [Case("transformers", name, partial(image_model, name, c, s)) for name, (c, s) in _IMAGES.items()]
+    found += [Case("transformers", name, partial(paired_model, name, c, s)) for name, (c, s) in _PAIRS.items()]
     found += [
         Case("transformers", "WhisperForConditionalGeneration", _whisper),
         Case("transformers", "Wav2Vec2ForSequenceClassification", _wav2vec),
@@ -78,13 +78,13 @@ def _tokens() -> dict[str, Tensor]:
     return {**batch, "labels": batch["labels"].where(batch["labels"] < 0, batch["labels"] % CLASSES)}
 
 
-def _image(name: str, config: str, settings: dict[str, Any]) -> Built:
+def image_model(name: str, config: str, settings: dict[str, Any]) -> Built:
     side = settings.get("image_size", 32)
     batch = {"pixel_values": torch.randn(ROWS, 3, side, side), "labels": torch.randint(0, CLASSES, (ROWS,))}
     return made(name, config, {**settings, "num_labels": CLASSES}), batch
 
 
-def _pairs(name: str, config: str, settings: dict[str, Any]) -> Built:
+def paired_model(name: str, config: str, settings: dict[str, Any]) -> Built:
     batch, labels = language_batch(), torch.randint(3, VOCABULARY, (ROWS, 5))
     labels[0, 3:] = _IGNORED
     return made(name, config, settings), {**batch, "labels": labels}
@@ -98,7 +98,7 @@ def _whisper() -> Built:
         "WhisperConfig",
         {
             **settings,
-            **_IDS,
+            **IDS,
             "d_model": 16,
             "vocab_size": VOCABULARY,
             "num_mel_bins": 8,
@@ -114,7 +114,7 @@ def _whisper() -> Built:
 
 def _wav2vec() -> Built:
     settings = {
-        **_small(),
+        **small(),
         "conv_dim": (8, 8),
         "conv_stride": (2, 2),
         "conv_kernel": (3, 3),
@@ -138,15 +138,15 @@ def _lora(name: str, targets: tuple[str, ...]) -> Built:
     return model, language_batch()
 
 
-_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
-def _small(**more: Any) -> dict[str, Any]:
+def small(**more: Any) -> dict[str, Any]:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return {**sizes, "vocab_size": VOCABULARY, "max_position_embeddings": 32, **_IDS, **more}
+    return {**sizes, "vocab_size": VOCABULARY, "max_position_embeddings": 32, **IDS, **more}
 
 
-_GPT = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": 32, **_IDS}
+GPT = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": VOCABULARY, "n_positions": 32, **IDS}
 _NEO = {
     "hidden_size": 16,
     "num_layers": 2,
@@ -154,86 +154,86 @@ _NEO = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
     "attention_types": [[["global", "local"], 1]],
-    **_IDS,
+    **IDS,
 }
-_OPT = _small(ffn_dim=24, word_embed_proj_dim=16)
-_BLOOM = {"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, **_IDS}
-_FALCON = _small(ffn_hidden_size=24, num_kv_heads=1)
-_GROUPED = _small(num_key_value_heads=2)
-_GEMMA = _small(num_key_value_heads=2, head_dim=4)
-_MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 4, **_IDS}
-_T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
-_BART = {
+_OPT = small(ffn_dim=24, word_embed_proj_dim=16)
+_BLOOM = {"hidden_size": 16, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, **IDS}
+_FALCON = small(ffn_hidden_size=24, num_kv_heads=1)
+GROUPED = small(num_key_value_heads=2)
+_GEMMA = small(num_key_value_heads=2, head_dim=4)
+_MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "state_size": 4, **IDS}
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+BART = {
     "d_model": 16,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
     "decoder_start_token_id": 2,
-    **_IDS,
+    **IDS,
     **{f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 24))},
     **{f"{part}_attention_heads": 2 for part in ("encoder", "decoder")},
 }
 _DISTIL = {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY, "pad_token_id": 0}
-_DEBERTA = _small(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
-_MODERN = _small(global_attn_every_n_layers=2, local_attention=8, cls_token_id=1, sep_token_id=2)
+_DEBERTA = small(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)
+_MODERN = small(global_attn_every_n_layers=2, local_attention=8, cls_token_id=1, sep_token_id=2)
 
 _TEXT: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "causal": {
-        "GPT2LMHeadModel": ("GPT2Config", _GPT),
+        "GPT2LMHeadModel": ("GPT2Config", GPT),
         "GPTNeoForCausalLM": ("GPTNeoConfig", _NEO),
-        "GPTNeoXForCausalLM": ("GPTNeoXConfig", _small()),
-        "GPTJForCausalLM": ("GPTJConfig", {**_GPT, "rotary_dim": 4}),
+        "GPTNeoXForCausalLM": ("GPTNeoXConfig", small()),
+        "GPTJForCausalLM": ("GPTJConfig", {**GPT, "rotary_dim": 4}),
         "OPTForCausalLM": ("OPTConfig", _OPT),
         "BloomForCausalLM": ("BloomConfig", _BLOOM),
         "FalconForCausalLM": ("FalconConfig", _FALCON),
-        "LlamaForCausalLM": ("LlamaConfig", _GROUPED),
-        "MistralForCausalLM": ("MistralConfig", {**_GROUPED, "sliding_window": 4}),
-        "MixtralForCausalLM": ("MixtralConfig", {**_GROUPED, "num_local_experts": 4}),
-        "Qwen2ForCausalLM": ("Qwen2Config", {**_GROUPED, "tie_word_embeddings": True}),
-        "Qwen3ForCausalLM": ("Qwen3Config", {**_GROUPED, "head_dim": 4}),
+        "LlamaForCausalLM": ("LlamaConfig", GROUPED),
+        "MistralForCausalLM": ("MistralConfig", {**GROUPED, "sliding_window": 4}),
+        "MixtralForCausalLM": ("MixtralConfig", {**GROUPED, "num_local_experts": 4}),
+        "Qwen2ForCausalLM": ("Qwen2Config", {**GROUPED, "tie_word_embeddings": True}),
+        "Qwen3ForCausalLM": ("Qwen3Config", {**GROUPED, "head_dim": 4}),
         "GemmaForCausalLM": ("GemmaConfig", _GEMMA),
         "Gemma2ForCausalLM": ("Gemma2Config", _GEMMA),
-        "PhiForCausalLM": ("PhiConfig", _small()),
-        "Phi3ForCausalLM": ("Phi3Config", _GROUPED),
-        "OlmoForCausalLM": ("OlmoConfig", _GROUPED),
-        "StableLmForCausalLM": ("StableLmConfig", _GROUPED),
-        "GraniteForCausalLM": ("GraniteConfig", {**_GROUPED, "logits_scaling": 4.0}),
-        "CohereForCausalLM": ("CohereConfig", _GROUPED),
+        "PhiForCausalLM": ("PhiConfig", small()),
+        "Phi3ForCausalLM": ("Phi3Config", GROUPED),
+        "OlmoForCausalLM": ("OlmoConfig", GROUPED),
+        "StableLmForCausalLM": ("StableLmConfig", GROUPED),
+        "GraniteForCausalLM": ("GraniteConfig", {**GROUPED, "logits_scaling": 4.0}),
+        "CohereForCausalLM": ("CohereConfig", GROUPED),
         "MambaForCausalLM": ("MambaConfig", _MAMBA),
     },
     "masked": {
-        "BertForMaskedLM": ("BertConfig", _small()),
-        "RobertaForMaskedLM": ("RobertaConfig", _small()),
-        "ElectraForMaskedLM": ("ElectraConfig", _small(embedding_size=16)),
-        "AlbertForMaskedLM": ("AlbertConfig", _small(embedding_size=8)),
+        "BertForMaskedLM": ("BertConfig", small()),
+        "RobertaForMaskedLM": ("RobertaConfig", small()),
+        "ElectraForMaskedLM": ("ElectraConfig", small(embedding_size=16)),
+        "AlbertForMaskedLM": ("AlbertConfig", small(embedding_size=8)),
         "ModernBertForMaskedLM": ("ModernBertConfig", _MODERN),
     },
     "sequence": {
-        "GPT2ForSequenceClassification": ("GPT2Config", {**_GPT, "num_labels": CLASSES}),
-        "LlamaForSequenceClassification": ("LlamaConfig", {**_GROUPED, "num_labels": CLASSES}),
-        "BertForSequenceClassification": ("BertConfig", _small(num_labels=CLASSES)),
+        "GPT2ForSequenceClassification": ("GPT2Config", {**GPT, "num_labels": CLASSES}),
+        "LlamaForSequenceClassification": ("LlamaConfig", {**GROUPED, "num_labels": CLASSES}),
+        "BertForSequenceClassification": ("BertConfig", small(num_labels=CLASSES)),
         "DistilBertForSequenceClassification": ("DistilBertConfig", {**_DISTIL, "num_labels": CLASSES}),
         "DebertaV2ForSequenceClassification": ("DebertaV2Config", {**_DEBERTA, "num_labels": CLASSES}),
     },
-    "token": {"BertForTokenClassification": ("BertConfig", _small(num_labels=CLASSES))},
+    "token": {"BertForTokenClassification": ("BertConfig", small(num_labels=CLASSES))},
 }
 
-_PATCHES = _small(image_size=8, patch_size=4)
-_SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+PATCHES = small(image_size=8, patch_size=4)
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 _STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "image_size": 32}
 
 _IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ViTForImageClassification": ("ViTConfig", _PATCHES),
-    "DeiTForImageClassification": ("DeiTConfig", _PATCHES),
-    "BeitForImageClassification": ("BeitConfig", _PATCHES),
-    "Dinov2ForImageClassification": ("Dinov2Config", _PATCHES),
-    "SwinForImageClassification": ("SwinConfig", _SWIN),
+    "ViTForImageClassification": ("ViTConfig", PATCHES),
+    "DeiTForImageClassification": ("DeiTConfig", PATCHES),
+    "BeitForImageClassification": ("BeitConfig", PATCHES),
+    "Dinov2ForImageClassification": ("Dinov2Config", PATCHES),
+    "SwinForImageClassification": ("SwinConfig", SWIN),
     "ConvNextForImageClassification": ("ConvNextConfig", {**_STAGES, "num_stages": 2}),
     "ResNetForImageClassification": ("ResNetConfig", {**_STAGES, "embedding_size": 8, "layer_type": "basic"}),
     "MobileNetV2ForImageClassification": ("MobileNetV2Config", {"image_size": 32, "depth_multiplier": 0.1}),
 }
 
 _PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
-    "T5ForConditionalGeneration": ("T5Config", {**_T5, "decoder_start_token_id": 0}),
-    "BartForConditionalGeneration": ("BartConfig", _BART),
-    "PegasusForConditionalGeneration": ("PegasusConfig", _BART),
+    "T5ForConditionalGeneration": ("T5Config", {**T5, "decoder_start_token_id": 0}),
+    "BartForConditionalGeneration": ("BartConfig", BART),
+    "PegasusForConditionalGeneration": ("PegasusConfig", BART),
 }
