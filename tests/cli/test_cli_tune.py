@@ -1,5 +1,7 @@
 """``splitfg tune`` and ``splitfg onnx show``: from a file and data to a better file."""
 
+import json
+
 import numpy as np
 import onnxruntime as ort
 import pandas as pd
@@ -14,6 +16,7 @@ import splitfg
 from splitfg.onnx import Tuning, example_model
 from splitfg_lab.cli import make_app
 from splitfg_lab.runs import RunError
+from splitfg_lab.tuning.data import Reading, read_examples
 from splitfg_lab.tuning.report import TuneReport, as_html
 
 
@@ -163,6 +166,42 @@ def test_targets_that_do_not_fit_raise(tmp_path, y, rows, words):
 def test_a_device_or_a_folder_is_no_output(tmp_path):
     done = call(*small(tmp_path, [0, 1] * 20), "--out", tmp_path)
     assert "folder or a device" in str(done.exception)
+
+
+def test_dates_as_classes_are_saved_as_text(tmp_path):
+    days = np.array(["2026-01-01", "2026-01-02"] * 20, "datetime64[D]")
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    done = call(*small(tmp_path, days, x), "--out", tmp_path / "out.onnx")
+    assert done.exit_code == 0, done.output
+    meta = ort.InferenceSession(tmp_path / "out.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(meta["classes"]) == ["2026-01-01", "2026-01-02"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("bad.npz", b"PK\3\4 and no more", "cannot read"),
+        ("bad.csv", "a,b,c,d,t\n1,2,3,4,k\xf6ln\n".encode("latin-1"), "save it as UTF-8"),
+    ],
+)
+def test_damaged_data_raise(tmp_path, name, content, words):
+    command = small(tmp_path, [0, 1] * 20)
+    (tmp_path / name).write_bytes(content)
+    done = call(*command[:3], tmp_path / name, *command[4:], "--out", tmp_path / "out.onnx")
+    assert words in str(done.exception)
+
+
+def test_a_table_for_a_network_that_reads_images_raises(tmp_path):
+    pd.DataFrame({"a": [1.0, 2.0], "t": [0, 1]}).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(splitfg.DataError, match=r"rows of shape \(1, 8, any\)"):
+        read_examples(tmp_path / "t.csv", {"x": (None, 1, 8, None)}, Reading("t"))
+
+
+def test_a_report_that_cannot_be_written_stops_before_training(tmp_path):
+    command = small(tmp_path, [0, 1] * 20)
+    done = call(*command, "--out", tmp_path / "out.onnx", "--report", tmp_path / "none" / "page.html")
+    assert "is not a folder" in str(done.exception)
+    assert not (tmp_path / "out.onnx").exists()
 
 
 def test_an_empty_table_raises(tmp_path):

@@ -14,7 +14,7 @@ from torch import nn
 import splitfg
 from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import ActivityPerturbation, Twin
-from splitfg.onnx import OnnxTrunk, example_model
+from splitfg.onnx import LowRank, OnnxTrunk, ScaleAndBias, example_model
 
 CONVOLUTIONAL = convolutional()
 
@@ -172,6 +172,28 @@ def bad_opset():
     return made.SerializeToString()
 
 
+def huge_constant():
+    """Return a file of a few hundred bytes that asks for 160 GB."""
+    node = helper.make_node
+    nodes = [
+        node("ConstantOfShape", ["shape"], ["c"]),
+        node("ReduceSum", ["c"], ["total"], keepdims=0),
+        node("Add", ["x", "total"], ["h"]),
+    ]
+    return model(nodes, {"shape": np.array([200_000, 200_000])}, {"x": ["rows", 4]}, {"h": ["rows", 4]})
+
+
+def dynamically_quantised():
+    node = helper.make_node
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        node("MatMulInteger", ["q", "w", "zero"], ["whole"]),
+        node("Cast", ["whole"], ["float"], to=1),
+        node("Mul", ["float", "scale"], ["h"]),
+    ]
+    return model(nodes, {"w": np.ones((4, 3), np.int8)}, {"x": ["rows", 4]}, {"h": ["rows", 3]})
+
+
 @pytest.mark.parametrize(
     ("source", "settings", "words"),
     [
@@ -180,11 +202,33 @@ def bad_opset():
         ("nowhere.onnx", {}, "does not exist"),
         (bad_opset(), {}, "not a valid ONNX model|cannot run"),
         (example_model(), {"cut": "nothing"}, "no tensor 'nothing'.*z0"),
+        (huge_constant(), {}, "40,000,000,000 numbers"),
+        (dynamically_quantised(), {"adapters": ScaleAndBias()}, "quantised dynamically.*quantize_static"),
     ],
 )
 def test_bad_files_raise_one_clear_error(source, settings, words):
     with pytest.raises(splitfg.SplitError, match=words):
         OnnxTrunk(source, **settings)
+
+
+@pytest.mark.parametrize("place", ["../outside.bin", "/outside.bin"])
+def test_weights_outside_the_folder_of_the_file_raise(tmp_path, place):
+    (tmp_path / "outside.bin").write_bytes(bytes(4 * 4 * 8))
+    (tmp_path / "inside").mkdir()
+    made = onnx.load_from_string(example_model())
+    weight = made.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    where = place if place.startswith("..") else str(tmp_path / place[1:])
+    weight.external_data.add(key="location", value=where)
+    (tmp_path / "inside" / "net.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(splitfg.SplitError, match="not a readable ONNX file"):
+        OnnxTrunk(tmp_path / "inside" / "net.onnx")
+
+
+def test_a_rank_in_the_place_of_the_layers_raises():
+    with pytest.raises(splitfg.SplitError, match="rank="):
+        LowRank(4)
 
 
 def test_inputs_that_do_not_fit_raise():

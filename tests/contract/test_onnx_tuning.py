@@ -326,6 +326,20 @@ class TestOtherFiles:
         with pytest.raises(splitfg.SplitError, match="one row per row"):
             OnnxClassifier(source, cut="h").fit(x, np.arange(20) % 2)
 
+    def test_rows_that_change_each_other_cannot_have_their_own_noise(self):
+        rng, node = np.random.default_rng(0), helper.make_node
+        nodes = [
+            node("MatMul", ["x", "w"], ["z"]),
+            node("ReduceMean", ["z"], ["m"], axes=[0], keepdims=1),
+            node("Sub", ["z", "m"], ["centred"]),
+            node("Relu", ["centred"], ["h"]),
+        ]
+        source = model(nodes, {"w": random(rng, 4, 6)}, {"x": ["n", 4]}, {"h": ["n", 6]})
+        x, y = rng.standard_normal((20, 4)).astype(np.float32), np.arange(20) % 2
+        with pytest.raises(splitfg.SplitError, match="rows of a batch change each other"):
+            OnnxClassifier(source, method="activity", steps=1).fit(x, y)
+        OnnxClassifier(source, steps=1).fit(x, y)
+
     def test_outputs_that_are_not_finite_raise(self):
         x = np.full((20, 4), 1e38, np.float32)
         with pytest.raises(splitfg.NonFiniteError, match="not finite"):

@@ -51,6 +51,11 @@ class Adapter(ABC):
 
     layers: str | tuple[str, ...] = "*"
 
+    def __post_init__(self) -> None:
+        globs = (self.layers,) if isinstance(self.layers, str) else self.layers
+        named = isinstance(globs, tuple | list) and all(isinstance(glob, str) for glob in globs)
+        raise_if([] if named else [f"layers must be a glob or several, got {self.layers!r}: pass a rank as rank=..."])
+
     @abstractmethod
     def weights(self, site: Site, shape: Sequence[int]) -> Arrays:
         """Return the adapter's initialisers for a layer with a weight of this shape."""
@@ -131,6 +136,7 @@ class LowRank(Adapter):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         raise_if([] if self.rank >= 1 else [f"rank must be at least 1, got {self.rank}"])
 
     def weights(self, site: Site, shape: Sequence[int]) -> Arrays:
@@ -193,11 +199,19 @@ def adapted(file: OnnxFile, h: str, adapter: Adapter) -> tuple[OnnxFile, list[Si
             model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in made.items())
             sites.append(site)
     if not sites:
-        raise SplitError([f"no layer matches {adapter.layers!r}; weights of layers are {', '.join(known) or 'none'}"])
+        raise SplitError([_no_layer(file, adapter, known)])
     copied = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del model.graph.node[:]
     model.graph.node.extend(copied)
     return OnnxFile(model.SerializeToString()), sites
+
+
+def _no_layer(file: OnnxFile, adapter: Adapter, known: Sequence[str]) -> str:
+    dynamic = [n.op_type for n in file.model.graph.node if n.op_type in ("MatMulInteger", "ConvInteger")]
+    if dynamic and not known:
+        cure = "quantise it statically (onnxruntime.quantization.quantize_static)"
+        return f"{file.name} is quantised dynamically ({dynamic[0]}), where adapters have no place: {cure}"
+    return f"no layer matches {adapter.layers!r}; weights of layers are {', '.join(known) or 'none'}"
 
 
 def merge(model: onnx.ModelProto, adapter: Adapter, sites: Sequence[Site]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import CrossEntropy, LinearHead, OutputLoss, SquaredError
 from splitfg.onnx._adapters import Adapter
-from splitfg.onnx._inputs import divided, inputs_of, require_other_file, row_problems
+from splitfg.onnx._inputs import divided, inputs_of, mixing_problems, require_other_file, row_problems
 from splitfg.onnx._save import save, with_head
 from splitfg.onnx._trunk import OnnxTrunk
 from splitfg.onnx._tuning import Rows, Settings, Tuning, predict
@@ -110,6 +110,7 @@ class OnnxEstimator(BaseEstimator, ABC):
         x = inputs_of(trunk, X)
         target = np.asarray(y)
         raise_if(row_problems(x, target, self.validation_fraction) + self._trunk_problems(trunk))
+        raise_if(mixing_problems(trunk, x) if self.method.startswith("activity") else [])
         encoded = self._encode(target)
         torch_state = torch.get_rng_state()
         torch.manual_seed(seed)  # the head's initial weights

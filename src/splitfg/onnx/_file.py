@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, raise_if
 from splitfg.onnx._quantised import as_float_operators
 
 Arrays = dict[str, NDArray[Any]]
@@ -44,6 +45,7 @@ class OnnxFile:
         _check(self.model, self.name)
         graph = self.model.graph
         inferred = _inferred(self.model)
+        _check_sizes(inferred, self.name)
         self.types: dict[str, int] = {}
         self.shapes: dict[str, tuple[int | None, ...]] = {}
         for info in (*graph.input, *inferred.graph.value_info, *inferred.graph.output):
@@ -88,7 +90,11 @@ class OnnxFile:
         kept = [t for t in part.graph.initializer if t.name in used]
         del part.graph.initializer[:]
         part.graph.initializer.extend(kept)
-        return dict(zip(wanted, open_session(part, self.name).run(wanted, {}), strict=True))
+        session = open_session(part, self.name)
+        try:
+            return dict(zip(wanted, session.run(wanted, {}), strict=True))
+        except Exception as error:  # the engine's own exceptions share no base class
+            raise SplitError([f"ONNX Runtime cannot compute the constants of {self.name} ({cause(error)})"]) from error
 
 
 _RANDOM = ("RandomNormal", "RandomUniform")
@@ -187,6 +193,16 @@ def _check(model: onnx.ModelProto, name: str) -> None:
     except Exception as error:
         raise SplitError([f"{name} is not a valid ONNX model ({cause(error)}): export it again"]) from error
     open_session(model, name)
+
+
+def _check_sizes(model: onnx.ModelProto, name: str) -> None:
+    """Raise an error if a tensor is too large even for one row: a small file can ask for any amount of memory."""
+    found = []
+    for info in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
+        if math.prod(sizes) > _LIMIT:
+            found.append(f"{info.name} of {name} holds {math.prod(sizes):,} numbers: cut them down, or export it again")
+    raise_if(found)
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:

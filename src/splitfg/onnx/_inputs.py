@@ -16,6 +16,9 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.onnx._trunk import OnnxTrunk
 from splitfg.onnx._tuning import Rows
 
+_MIXED = 0.1
+"""Relative change of h from other rows that is an error; dynamic quantisation gives less."""
+
 
 def inputs_of(trunk: OnnxTrunk, X: Any) -> tuple[Tensor, ...]:
     """Return the inputs of a network as tensors, floating-point ones in float32.
@@ -71,6 +74,15 @@ def row_problems(x: Sequence[Tensor], y: NDArray[Any], fraction: float) -> list[
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         found.append("targets contain NaN or infinite values: drop those rows")
     return found
+
+
+def mixing_problems(trunk: OnnxTrunk, x: Sequence[Tensor]) -> list[str]:
+    """List whether h of a row depends on the other rows of the batch: then rows cannot have their own noise."""
+    both, alone = trunk(*(t[:4] for t in x))[2:], trunk(*(t[2:4] for t in x))
+    if (both - alone).abs().max() <= _MIXED * alone.abs().max().clamp_min(1e-6):
+        return []
+    cures = "use learned_feedback, weights or head, or export it for inference"
+    return [f"in {trunk.file.name} the rows of a batch change each other, which activity perturbations forbid: {cures}"]
 
 
 def divided(rows: Rows, fraction: float, seed: int, *, stratify: bool) -> tuple[Rows, Rows | None]:

@@ -49,7 +49,8 @@ def with_head(trunk: OnnxTrunk, head: LinearHead, classes: Sequence[object] | No
         graph.output.append(helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, shape))
         graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, shape[:-1]))
         names = [c.item() if isinstance(c, np.generic) else c for c in classes]
-        helper.set_model_props(model, {"classes": json.dumps(names), "tuned by": "splitfg"})
+        written = json.dumps(names, default=str)  # dates, and other names that JSON lacks
+        helper.set_model_props(model, {"classes": written, "tuned by": "splitfg"})
     return model
 
 

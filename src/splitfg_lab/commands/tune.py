@@ -55,8 +55,10 @@ def tune(
         raise UsageError(f"{out} is the network itself, which is never written to: choose another --out")
     if out.exists() and not out.is_file():
         raise UsageError(f"{out} is a folder or a device: give the name of a file with --out")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder: create it first")
+    page = report or out.with_suffix(".html")
+    for folder in (out.parent, page.parent):
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder: create it first")
     from splitfg.onnx import OnnxFile
     from splitfg_lab.tuning.data import Reading, read_examples
     from splitfg_lab.tuning.report import as_html, as_text
@@ -80,7 +82,6 @@ def tune(
         console.print(f"Interrupted. Go on with the same command and --resume; the state is in {job.folder}")
         raise typer.Exit(EXIT_STOPPED) from None
     typer.echo(as_text(done))
-    page = report or out.with_suffix(".html")
     with replacing(page) as temporary:
         temporary.write_text(as_html(done), encoding="utf-8")
     typer.echo(f"report: {page}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,8 @@ def _table(path: Path, inputs: Mapping[str, Shape], how: Reading) -> Examples:
 
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
     except (ValueError, OSError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     if not how.target or how.target not in table:
@@ -84,8 +87,12 @@ def _table(path: Path, inputs: Mapping[str, Shape], how: Reading) -> Examples:
     problems = [f"column {how.target} has missing values: drop those rows"] if y.isna().any() else []
     text = [str(c) for c in table.columns if not pd.api.types.is_numeric_dtype(table[c])]
     problems += [f"columns {shorten(text)} hold no numbers: encode them as the network expects"] if text else []
-    width = _only(inputs)[-1]
-    if width is not None and table.shape[1] != width:
+    shape = _only(inputs)
+    width = shape[-1] if shape else None
+    if len(shape) > 2:
+        rows = ", ".join("any" if d is None else str(d) for d in shape[1:])
+        problems.append(f"the network reads rows of shape ({rows}): give an .npz file or a folder of images")
+    elif width is not None and table.shape[1] != width:
         problems.append(f"the table has {table.shape[1]} columns besides the target, the network reads {width}")
     if problems:
         raise DataError(f"{path} does not fit the network", problems)
@@ -100,9 +107,9 @@ def _only(inputs: Mapping[str, Shape]) -> Shape:
 
 def _arrays(path: Path, inputs: Mapping[str, Shape], how: Reading) -> Examples:
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, BadZipFile, EOFError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     if how.target not in arrays:
         raise DataError(f"{path} has no array {how.target!r}: choose one of {', '.join(arrays)} with --target")
