@@ -90,7 +90,7 @@ def _step(case: Case) -> Callable[[], object]:
         return _ddp_step(split, x, y, optimizer, trunk_only=case.method == "ddp_trunk")
     local = case.method == "split_fg_local_heads"
     estimator = DistributedEstimator(SplitFG(K), reduce_head=not local, check_every=None)
-    learner: Any = GradientLearner(split, estimator, optimizer)
+    learner: Any = GradientLearner(split, estimator, optimizer, clip_apart=local)
     if local:
         learner = LocalHeads(learner, every=_NEVER)
     generator = torch.Generator().manual_seed(0)

@@ -85,6 +85,8 @@ class Estimate:
             :meth:`~splitfg.estimators.LearningEstimator.update_state` applies; empty for estimators without one.
         forward_state: Change that one forward pass makes in the model's buffers and attributes, such as the running
             statistics of batch norm; :func:`~splitfg.write_grads` applies it. ``None`` if there is none.
+        elsewhere: Squared norms of the parts of the gradient that other processes hold, by parameter name; clipping
+            counts them.
 
     Example:
         >>> import torch
@@ -101,6 +103,7 @@ class Estimate:
     stats: Stats
     state_update: Mapping[str, Tensor] = field(default_factory=dict)
     forward_state: ForwardChange | None = None
+    elsewhere: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Summarise the estimate in a few lines, whatever the size of its gradients."""

@@ -104,8 +104,9 @@ def ranks_of(shape):
     return Ranks(init_device_mesh("cpu", shape, mesh_dim_names=("rows", "tangents")))
 
 
-def estimates(rank, name, dtype, shape):
+def estimates(rank, name, dtype, shape, ignored=()):
     split, x, y = network(name, dtype)
+    y[list(ignored)] = -1
     estimator = DistributedEstimator(MAKERS[name](), ranks_of(shape), check_every=1, whole_batches=True)
     return trained(estimator, split, x, y)
 
@@ -130,10 +131,27 @@ def test_divided_tangents_give_the_estimate_of_one(crew, name, shape):
     compare(crew, name, torch.float64, shape, 1e-12 if name != "evolution" else 1e-10)
 
 
-def compare(crew, name, dtype, shape, tolerance):
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "predictive_coding"])
+def test_a_process_that_ignores_all_of_its_targets_counts_nothing(crew, name):
+    tolerance = 1e-10 if name == "evolution" else 1e-12
+    compare(crew, name, torch.float64, None, tolerance, range(3))  # all rows of the first process
+
+
+def nothing_counts(rank):
+    split, x, y = network("split_fg", torch.float64)
+    estimator = DistributedEstimator(splitfg.SplitFG(K=2), whole_batches=True)
+    estimator(split, x, torch.full_like(y, -1), generator=torch.Generator())
+
+
+def test_targets_that_all_processes_ignore_are_an_error(crew):
+    assert all("no process has a target that counts" in message for _, message in crew.errors(nothing_counts))
+
+
+def compare(crew, name, dtype, shape, tolerance, ignored=()):
     split, x, y = network(name, dtype)
+    y[list(ignored)] = -1
     expected, params, state = trained(MAKERS[name](), split, x, y)
-    for found, own, own_state in crew(estimates, name, dtype, shape):
+    for found, own, own_state in crew(estimates, name, dtype, shape, tuple(ignored)):
         for (loss, grads, norms, scores), (e_loss, e_grads, e_norms, e_scores) in zip(found, expected, strict=True):
             assert grads.keys() == e_grads.keys()
             assert norms.keys() == e_norms.keys()
@@ -159,8 +177,6 @@ def trouble(rank, kind):
     x, y = Ranks().own_rows(x, y)
     if wrong and kind == "rows":
         x, y = x[:0], y[:0]
-    if wrong and kind == "ignored":
-        y = torch.full_like(y, -1)
     if wrong and kind == "nan":
         x = torch.full_like(x, torch.nan)
     estimator = splitfg.ActivityFG(K=K) if kind == "rows by noise" else splitfg.SplitFG(K=K)
@@ -180,7 +196,6 @@ def trouble(rank, kind):
         ("values", r"trunk\..*weight differs between rank 0 and rank 1: start all processes from the same"),
         ("rows", "rank 1: the batch is empty"),
         ("rows by noise", "rank 1: the batch is empty"),
-        ("ignored", "rank 1: every target is ignore_index"),
         ("nan", "rank 1: h is not finite"),
     ],
 )
@@ -257,6 +272,8 @@ class NoHost(TorchDispatchMode):
 def as_if_captured(rank, name):
     """Two steps, and the third one again, as a graph captures it."""
     split, x, y = network(name, torch.float64)
+    if name == "split_fg_orthogonal":
+        split = splitfg.Split(split.trunk, ShardedHead(Ranks(), split.head.layers[0], ignore_index=-1))
     estimator, generator = DistributedEstimator(MAKERS[name](), whole_batches=True), torch.Generator().manual_seed(1)
     for _ in range(2):
         estimate = estimator(split, x, y, generator=generator)
@@ -272,7 +289,17 @@ def as_if_captured(rank, name):
     return all(torch.equal(found.grads[n], g) for n, g in expected.grads.items())
 
 
-@pytest.mark.parametrize("name", ["split_fg", "activity_fg", "mean_jacobian", "parallel_pull_maps", "learned_feedback"])
+CAPTURED = (
+    "split_fg",
+    "split_fg_orthogonal",  # with a divided head
+    "activity_fg",
+    "mean_jacobian",
+    "parallel_pull_maps",
+    "learned_feedback",
+)
+
+
+@pytest.mark.parametrize("name", CAPTURED)
 def test_a_captured_call_needs_nothing_of_the_host(crew, name):
     assert all(crew(as_if_captured, name))
 
@@ -325,6 +352,43 @@ def test_a_head_divided_by_classes_gives_the_estimate_of_one(crew, name):
     weight = torch.cat([own["head.weight"] for _, own, _ in results])
     close([weight], [params["head.0.weight"]], 1e-12)
     close([torch.cat([outputs for _, _, outputs in results])], [split.predict(x)], 1e-12)
+
+
+def clipped(rank, apart):
+    """Two clipped steps with a divided head."""
+    split, x, y = network("split_fg", torch.float64)
+    split = splitfg.Split(split.trunk, ShardedHead(Ranks(), split.head.layers[0], ignore_index=-1))
+    estimator = DistributedEstimator(splitfg.SplitFG(K=4), check_every=1, whole_batches=True)
+    return stepped(split, estimator, x, y, apart)
+
+
+def stepped(split, estimator, x, y, apart):
+    optimizer, generator = torch.optim.SGD(split.model.parameters(), lr=0.1), torch.Generator().manual_seed(0)
+    learner = splitfg.GradientLearner(split, estimator, optimizer, max_norm=0.05, clip_apart=apart)
+    for _ in range(2):
+        learner.step(x, y, generator=generator)
+    return {name.replace("head.0.", "head."): p.detach() for name, p in split.model.named_parameters()}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_clipping_counts_all_shards_of_a_head(crew, apart):
+    split, x, y = network("split_fg", torch.float64)
+    head = splitfg.LinearHead(*split.head.layers, loss=splitfg.CrossEntropy(ignore_index=-1))
+    expected = stepped(splitfg.Split(split.trunk, head), splitfg.SplitFG(K=4), x, y, apart)
+    found = crew(clipped, apart)
+    for own in found:
+        close([own[n] for n in own if n[:4] != "head"], [p for n, p in expected.items() if n[:4] != "head"], 1e-12)
+    close([torch.cat([own["head.weight"] for own in found])], [expected["head.weight"]], 1e-12)
+
+
+def clipped_together(rank):
+    split, _, _ = network("split_fg", torch.float64)
+    estimator = DistributedEstimator(splitfg.SplitFG(K=3), reduce_head=False)
+    LocalHeads(splitfg.GradientLearner(split, estimator, torch.optim.SGD(split.model.parameters())), every=2)
+
+
+def test_local_heads_that_would_scale_the_trunks_are_an_error(crew):
+    assert all("clip_apart=True" in message for _, message in crew.errors(clipped_together))
 
 
 def local_heads(rank, steps, every):

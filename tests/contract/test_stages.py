@@ -160,16 +160,16 @@ def training(rank):
     split, x, y = gpt()
     estimator = StagedPull(ParallelPull(pulls=2), micro_batches=2)
     optimizer = torch.optim.SGD([split.model.get_parameter(n) for n in split.trained_params()], lr=0.1)
-    learner = splitfg.GradientLearner(split, estimator, optimizer, max_norm=None)
+    learner = splitfg.GradientLearner(split, estimator, optimizer, max_norm=0.5, clip_apart=True)
     losses = [learner.step(x, y, generator=generator()).loss.item() for _ in range(3)]
     estimator.collect(split)
     return losses, {name: p.detach() for name, p in split.model.named_parameters()}
 
 
-def test_training_in_stages_is_that_of_one_process(crew):
+def test_clipped_training_in_stages_is_that_of_one_process(crew):
     split, x, y = gpt()
     optimizer = torch.optim.SGD(split.model.parameters(), lr=0.1)
-    learner = splitfg.GradientLearner(split, ParallelPull(pulls=2), optimizer, max_norm=None)
+    learner = splitfg.GradientLearner(split, ParallelPull(pulls=2), optimizer, max_norm=0.5, clip_apart=True)
     expected = [learner.step(x, y, generator=generator()).loss.item() for _ in range(3)]
     for losses, params in crew(training):
         assert losses == pytest.approx(expected, rel=1e-12)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile
 from splitfg.distributed._ranks import Ranks
-from splitfg.distributed._reduce import failed, reduced_grads, reduced_message, summed
+from splitfg.distributed._reduce import failed, reduced_grads, reduced_message, squares_elsewhere, summed, with_targets
 from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
 from splitfg.distributed._sharded_head import ShardedHead
 from splitfg.errors import SplitError, raise_if
@@ -138,8 +138,9 @@ class DistributedEstimator:
         return split.head_params() if isinstance(split.head, ShardedHead) or not self.reduce_head else ()
 
     def _reduced(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> Estimate:
-        share, own = self._share(split, x, y, generator)
-        part, error = self._part(split, x, y, own, share)
+        counted = with_targets(split, y)
+        share, own = self._share(split, x, counted, generator)
+        part, error = self._part(split, x, counted, own, share)
         if isinstance(own, RowGenerator):
             own.give_back()
         K = self.estimator.needs.scores if isinstance(self.estimator, PartialEstimator) else 0
@@ -150,7 +151,16 @@ class DistributedEstimator:
         sums = summed(self.ranks, part.sums) if part.sums else {}
         stats = replace(part.stats, **total.stats)
         estimate = replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums).completed(split)
-        return replace(estimate, forward_state=split.forward_state([x]))
+        return replace(
+            estimate, forward_state=split.forward_state([x]), elsewhere=self._elsewhere(split, estimate.grads)
+        )
+
+    def _elsewhere(self, split: Split, grads: Params) -> Params:
+        """Return the squared norms of the parts of a divided head that other processes hold."""
+        if not isinstance(split.head, ShardedHead):
+            return {}
+        names = sorted(name for name in split.head_params() if name in grads)
+        return squares_elsewhere(self.ranks, grads, names, like=next(iter(grads.values())))
 
     def _share(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Share, torch.Generator]:
         """Return this process's share, and the generator to draw from; exchanges row counts if they are needed."""

@@ -27,13 +27,15 @@ class LocalHeads:
     head. ``every=1`` with ``rate=1`` and ``momentum=0`` averages heads after every step.
 
     Args:
-        learner: Its estimator is a :class:`DistributedEstimator` with ``reduce_head=False``.
+        learner: Its estimator is a :class:`DistributedEstimator` with ``reduce_head=False``. It clips trunk and head
+            apart, or not at all: the norm of a local head would scale the trunks differently.
         every: Steps between two exchanges.
         rate: η.
         momentum: μ.
 
     Raises:
-        SplitError: If the learner's estimator averages the head's gradient, or a setting is out of range.
+        SplitError: If the learner's estimator averages the head's gradient, the learner clips trunk and head together,
+            or a setting is out of range.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -43,7 +45,8 @@ class LocalHeads:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> split, x, y = example_split()
         >>> estimator = DistributedEstimator(splitfg.SplitFG(K=4), reduce_head=False)
-        >>> inner = splitfg.GradientLearner(split, estimator, torch.optim.Adam(split.model.parameters()))
+        >>> optimizer = torch.optim.Adam(split.model.parameters())
+        >>> inner = splitfg.GradientLearner(split, estimator, optimizer, clip_apart=True)
         >>> stats = LocalHeads(inner, every=4).step(x, y, generator=torch.Generator().manual_seed(0))
         >>> dist.destroy_process_group()
     """
@@ -55,6 +58,10 @@ class LocalHeads:
         found += [] if 0 <= momentum < 1 else [f"momentum must be in [0, 1), got {momentum}"]
         if not isinstance(estimator, DistributedEstimator) or estimator.reduce_head:
             found.append("the heads must step apart: use DistributedEstimator(..., reduce_head=False)")
+        if learner.update.max_norm is not None and not set(learner.split.trunk_params()) <= set(learner.update.apart):
+            found.append(
+                "a local head's norm would scale the trunks differently: pass clip_apart=True, or max_norm=None"
+            )
         raise_if(found)
         assert isinstance(estimator, DistributedEstimator)
         self.learner, self.every, self.rate, self.momentum = learner, every, rate, momentum

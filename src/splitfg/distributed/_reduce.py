@@ -14,7 +14,8 @@ from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._sharded_head import ShardedHead
 from splitfg.errors import NonFiniteError, SplitError
 from splitfg.estimators import Partial, Share
-from splitfg.numerics import wide
+from splitfg.heads import CrossEntropy
+from splitfg.numerics import norm, wide
 from splitfg.splitting import Split
 from splitfg.splitting.checks import has_rows, skip_checks
 from splitfg.types import Inputs, Params, Target
@@ -58,6 +59,8 @@ def reduced_message(
     if part is None or (not skip_checks() and bool(message[0] > 0)):
         return own, None
     _, count, loss, squares = message[:4]
+    if not skip_checks() and bool(count == 0):
+        raise SplitError(["no process has a target that counts, so the loss is 0/0: skip such batches"])
     norms = {**part.stats.norms, **({"u": squares.sqrt() / count} if "u" in part.stats.norms else {})}
     stats = {"scores": (message[4:] / count).to(part.stats.scores.dtype), "norms": norms}
     return own / count, Total((loss / count).to(part.loss.dtype), stats)
@@ -82,6 +85,20 @@ def summed(ranks: Ranks, sums: Params) -> Params:
     return {name: ranks.sum_(sums[name].clone()) for name in sorted(sums)}
 
 
+def squares_elsewhere(ranks: Ranks, grads: Params, names: Sequence[str], like: Tensor) -> Params:
+    """Return the squared norms of the gradients of these names that other processes hold; in one message.
+
+    Args:
+        ranks: The processes.
+        grads: The gradients of this process, which may lack some of the names.
+        names: The same in all processes.
+        like: A tensor on the device of the gradients.
+    """
+    own = torch.stack([norm({n: grads[n]} if n in grads else {}, like=like).double().square() for n in names])
+    rest = (ranks.sum_(own.clone()) - own).clamp_min(0)
+    return dict(zip(names, rest, strict=True))
+
+
 def failed(ranks: Ranks, error: Exception | None) -> Exception:
     """Tell all processes what went wrong in some of them, and return the error to raise."""
     kind = "" if error is None else ("finite" if isinstance(error, NonFiniteError) else "other")
@@ -100,6 +117,17 @@ def _problems(found: Sequence[str]) -> list[str]:
         for line in text.split("\n")[1:]:
             listed.setdefault(line, []).append(str(rank))
     return [f"rank {', '.join(where)}: {line}" for line, where in listed.items()]
+
+
+def with_targets(split: Split, y: Target) -> Target:
+    """Return targets that count in place of those of a process that ignores all of its own, which has the weight 0."""
+    loss = split.head.output_loss
+    if skip_checks() or not isinstance(loss, CrossEntropy) or isinstance(split.head, ShardedHead):
+        return y
+    if not isinstance(y, Tensor) or not y.numel() or bool((y != loss.ignore_index).any()):
+        return y
+    weights = loss.class_weights
+    return torch.full_like(y, 0 if weights is None else int(weights.argmax()))
 
 
 def _targets(split: Split, x: Inputs, y: Target) -> Tensor:

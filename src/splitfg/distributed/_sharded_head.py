@@ -9,6 +9,7 @@ from splitfg.distributed._ranks import Ranks
 from splitfg.errors import SplitError
 from splitfg.heads import CrossEntropy, Head
 from splitfg.numerics import wide
+from splitfg.splitting.checks import skip_checks
 from splitfg.types import HeadGradient, Params
 
 
@@ -23,8 +24,8 @@ class ShardedHead(Head):
 
     A step sends 2 B d numbers and a few for every row, instead of the C d numbers of the head's gradient: less if the
     batch has fewer than C / 2 rows. Loss, u and gradients are those of the whole batch, so the gradient of a shard is
-    exact and needs no further exchange. Clip the trunk apart from the head, or not at all: a norm over a shard differs
-    between processes. The table of a tied model cannot be divided, since the trunk reads all of it.
+    exact and needs no further exchange; clipping counts the norms of all shards. The table of a tied model cannot be
+    divided, since the trunk reads all of it.
 
     Args:
         ranks: The processes, all with different rows.
@@ -51,6 +52,7 @@ class ShardedHead(Head):
         if ranks.tangent_parts > 1 or classes < parts:
             raise SplitError([f"{classes} classes cannot be divided between {ranks}: use more classes, and rows alone"])
         self._ranks, self.classes, self._width, self._ignored = ranks, classes, layer.in_features, ignore_index
+        self._counts: dict[int, list[int]] = {}
         self.start, self.stop = classes * ranks.row_part // parts, classes * (ranks.row_part + 1) // parts
         self.weight = nn.Parameter(layer.weight.detach()[self.start : self.stop].clone())
         bias = None if layer.bias is None else layer.bias.detach()[self.start : self.stop].clone()
@@ -106,8 +108,11 @@ class ShardedHead(Head):
         return HeadGradient(loss, u[first : first + len(flat)].reshape(h.shape), grads)
 
     def _row_counts(self, h: Tensor) -> list[int]:
-        counts = self._ranks.gather(torch.tensor([h[..., 0].numel()], device=self._ranks.device))
-        return [int(n) for n in counts.flatten()]
+        own = h[..., 0].numel()
+        if not skip_checks():  # a captured step has the rows of the steps before it
+            counts = self._ranks.gather(torch.tensor([own], device=self._ranks.device))
+            self._counts[own] = [int(n) for n in counts.flatten()]
+        return self._counts[own]
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

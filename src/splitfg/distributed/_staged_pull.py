@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.distributed._ranks import Ranks
-from splitfg.distributed._reduce import failed
+from splitfg.distributed._reduce import failed, squares_elsewhere
 from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
 from splitfg.distributed._stage_forward import Stage, forward
 from splitfg.distributed._stage_messages import StageMessages
@@ -60,8 +60,8 @@ class StagedPull:
 
     ``grads`` of the estimate holds the parameters of this process's stage, :meth:`owned`, so that an optimizer steps
     these alone. Parameters that trunk and head share get their whole gradient in every process. The processes begin
-    with equal parameters; those of other stages grow old until :meth:`collect` brings them. Use ``max_norm=None`` in a
-    learner: a norm over one stage differs between processes. ``stats.norms`` are those of the whole gradient.
+    with equal parameters; those of other stages grow old until :meth:`collect` brings them. ``stats.norms`` are those
+    of the whole gradient, and clipping counts the norms of all stages.
 
     Args:
         pull: The estimator, with feedback that learns nothing: ``UnchangedFeedback`` or ``RandomMaps``.
@@ -218,14 +218,15 @@ class StagedPull:
     ) -> Estimate:
         own = added(split.named_head_grads(exact.grads), trunk)
         shared = self._shared(split, own)
-        apart = {name: g for name, g in own.items() if name not in shared}
-        sums = self.ranks.sum_(torch.stack([*_squares(split, apart), torch.tensor(float(reverse_passes))]).to(exact.u))
-        squares = zip(sums[:2], _squares(split, shared), strict=True)
-        trunk_norm, head_norm = ((each + all_.to(each)).sqrt() for each, all_ in squares)
-        norms = {"u": exact.u, "trunk": trunk_norm, "head": head_norm}
+        grads = own | shared
+        names = sorted(name for name in split.trained_params() if name not in shared)
+        elsewhere = squares_elsewhere(self.ranks, grads, names, like=exact.u)
+        passes = self.ranks.sum_(torch.tensor(float(reverse_passes), device=exact.u.device))
+        parts = {"trunk": split.trunk_params(), "head": split.head_params()}
+        norms = {"u": exact.u} | {part: _norm(grads, elsewhere, names).to(exact.u) for part, names in parts.items()}
         biased = self.pull.pulls < len(path.blocks)
-        stats = Stats(block_backward=round(float(sums[2])), biased=biased, norms=norms)
-        return Estimate(exact.loss, apart | shared, stats)
+        stats = Stats(block_backward=round(float(passes)), biased=biased, norms=norms)
+        return Estimate(exact.loss, grads, stats, elsewhere=elsewhere)
 
     def _shared(self, split: Split, grads: Params) -> Params:
         """Sum the gradients of parameters that trunk and head share over all processes, each of which has a copy."""
@@ -234,10 +235,10 @@ class StagedPull:
         return {n: self.ranks.sum_(grads.get(n, torch.zeros_like(params[n])).clone()) for n in names}
 
 
-def _squares(split: Split, grads: Params) -> list[Tensor]:
-    """Return the squared norms of the trunk's gradients and of the head's."""
-    parts = (split.trunk_params(), split.head_params())
-    return [norm({n: g for n, g in grads.items() if n in names}).double().square() for names in parts]
+def _norm(grads: Params, elsewhere: Params, names: Collection[str]) -> Tensor:
+    """Return the norm of the gradients of some parameters, in all processes together."""
+    own = norm({n: g for n, g in grads.items() if n in names}).double().square()
+    return sum((square for n, square in elsewhere.items() if n in names), start=own).sqrt()
 
 
 def _parts(x: Inputs, rows: int, count: int) -> list[Inputs]:

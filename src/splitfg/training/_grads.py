@@ -17,7 +17,8 @@ def clip(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) ->
     """Scale all gradients together so that their joint norm is at most ``max_norm``.
 
     ĝ ← ĝ · min(1, max_norm / ‖ĝ‖), over trunk and head jointly. This biases an estimate whose norm exceeds the
-    bound. The result records the norm before clipping as ``stats.norms["before_clip"]``.
+    bound. The result records the norm before clipping as ``stats.norms["before_clip"]``. Parts of the gradient that
+    other processes hold, ``estimate.elsewhere``, count in the norm.
 
     Args:
         estimate: The estimate; its gradients stay unchanged.
@@ -46,17 +47,24 @@ def clip_(estimate: Estimate, max_norm: float, *, apart: Collection[str] = ()) -
     """Clip in place; otherwise like :func:`clip`."""
     if not max_norm > 0:
         raise SplitError([f"max_norm must be positive, got {max_norm}: pass None to a learner for no clipping"])
-    parts = [{n: g for n, g in estimate.grads.items() if (n in apart) is inside} for inside in (True, False)]
-    norms = [_clip_together(part, max_norm) for part in parts if part]
+    norms = []
+    for inside in (True, False):
+        grads, elsewhere = (
+            {n: t for n, t in part.items() if (n in apart) is inside} for part in (estimate.grads, estimate.elsewhere)
+        )
+        norms += [_clip_together(grads, elsewhere, max_norm)] if grads or elsewhere else []
     total = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
     stats = dataclasses.replace(estimate.stats, norms={**estimate.stats.norms, "before_clip": total})
     return dataclasses.replace(estimate, stats=stats)
 
 
-def _clip_together(grads: Params, max_norm: float) -> Tensor:
-    """Clip in place and return the norm before."""
-    total = norm(grads)
-    torch._foreach_mul_(list(grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
+def _clip_together(grads: Params, elsewhere: Params, max_norm: float) -> Tensor:
+    """Clip in place and return the norm before, over these gradients and those of other processes."""
+    total = norm(grads, like=next(iter(elsewhere.values()), None))
+    if elsewhere:
+        total = (total.square() + torch.stack(list(elsewhere.values())).sum().to(total)).sqrt()
+    if grads:
+        torch._foreach_mul_(list(grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
 
