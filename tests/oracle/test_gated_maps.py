@@ -1,4 +1,7 @@
-"""Maps gated by the cluster of the stream's value, against Jacobians that depend on it and a formula by hand."""
+"""Maps gated by the cluster of the stream's value, against Jacobians that depend on it and a formula by hand.
+
+What training and resuming need is tested for maps along attention too.
+"""
 
 import pytest
 import torch
@@ -6,7 +9,7 @@ from _toolkit import classes, generator, noise
 
 import splitfg
 from splitfg import Backprop, DirectPath, LinearHead, MeanJacobian, ParallelPull, Split, SplitError, Tied
-from splitfg.feedback import GatedMaps
+from splitfg.feedback import AttentionMaps, GatedMaps
 from splitfg.models import GPT, GPTConfig
 
 DOUBLE = torch.float64
@@ -64,16 +67,16 @@ def test_one_measurement_is_the_formula():
         assert 0 < share[0] < 1
 
 
-def gpt(pulls=1, **options):
+def gpt():
     config = GPTConfig(layers=2, width=8, heads=2, context=6, vocab=20)
     trunk = GPT(config, generator=generator()).double()
-    split = Split(trunk, LinearHead(trunk.tied_linear()), tied=Tied.INCLUDE)
     tokens = classes(3, 7, count=20)
-    return split, ParallelPull(feedback=GatedMaps(clusters=3), pulls=pulls, **options), tokens[:, :-1], tokens[:, 1:]
+    return Split(trunk, LinearHead(trunk.tied_linear()), tied=Tied.INCLUDE), tokens[:, :-1], tokens[:, 1:]
 
 
-def test_enough_pulls_are_backprop():
-    split, pull, x, y = gpt(pulls=4)
+@pytest.mark.parametrize("feedback", [lambda: GatedMaps(clusters=3), AttentionMaps])
+def test_enough_pulls_are_backprop(feedback):
+    (split, x, y), pull = gpt(), ParallelPull(feedback=feedback(), pulls=4)
     for seed in range(3):
         pull.update_state(split, pull(split, x, y, generator=generator(seed)))
     found, expected = pull(split, x, y, generator=generator()), Backprop()(split, x, y)
@@ -81,12 +84,20 @@ def test_enough_pulls_are_backprop():
         torch.testing.assert_close(found.grads[name], g)
 
 
-@pytest.mark.parametrize("own_block", [False, True])
-def test_captured_and_resumed_steps_are_the_eager_ones(own_block):
+ESTIMATORS = {
+    "gated": lambda: ParallelPull(feedback=GatedMaps(clusters=3)),
+    "gated, own block": lambda: ParallelPull(feedback=GatedMaps(clusters=3), own_block=True),
+    "attention, own block": lambda: ParallelPull(feedback=AttentionMaps(), own_block=True),
+    "attention, direct": lambda: DirectPath(feedback=AttentionMaps()),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_captured_and_resumed_steps_are_the_eager_ones(name):
     def learner():
-        split, pull, x, y = gpt(own_block=own_block)
+        split, x, y = gpt()
         optimizer = torch.optim.SGD(split.model.parameters(), lr=0.1)
-        return splitfg.GradientLearner(split, pull, optimizer), x, y
+        return splitfg.GradientLearner(split, ESTIMATORS[name](), optimizer), x, y
 
     (eager, x, y), (fast, *_), (again, *_) = learner(), learner(), learner()
     captured, draws = splitfg.CapturedLearner(fast, horizon=4, compile_=lambda f: f), generator(1)

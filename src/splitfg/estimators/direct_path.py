@@ -25,6 +25,8 @@ from splitfg.sites import (
     ResidualTrunk,
     TapPoints,
     added_gradient,
+    attention_above_writers,
+    attention_layers,
     layer_gradients,
     pull_back,
     record,
@@ -117,9 +119,11 @@ class DirectPath:
                 if self._measures:
                     check_tangents(ForwardMode(), split, part_x)
                 part_split = split.part(i)
-                seen = self.recorder(part_split, part_x, self._points(path), generator)
-                learning.add(seen, path)
-                trunk = added(trunk, self._part(part_split, path, seen, head.u(i, seen.h, part_y), part_x, generator))
+                seen = self.recorder(part_split, part_x, self._points(split, path), generator)
+                feedback = self._seeing(part_split, path, seen)
+                learning.add(seen, path, feedback)
+                u = head.u(i, seen.h, part_y)
+                trunk = added(trunk, self._part(part_split, path, seen, u, part_x, feedback.drawn(generator)))
                 del seen  # before the next part is
             return self._assembled(split.named_trunk_grads(trunk), learning, head, share)
 
@@ -150,10 +154,18 @@ class DirectPath:
             raise SplitError([f"{words}: give path=ResidualPath.find(model, batch), or ResidualPath(...)"])
         return split.trunk.residual_path()
 
-    def _points(self, path: ResidualPath) -> TapPoints:
+    def _points(self, split: Split, path: ResidualPath) -> TapPoints:
+        attention = attention_layers(split.trunk) if self.feedback.reads_attention else ()
         top = () if path.top is None else (path.top,)
         moved = path.writers if self._measures else ()
-        return TapPoints(top if self.lean else (*top, *path.writers), moved, path.top)
+        read = top if self.lean else (*top, *path.writers)
+        return TapPoints((*read, *attention), moved, path.top, attention)
+
+    def _seeing(self, split: Split, path: ResidualPath, seen: Recording) -> Feedback:
+        """Return the feedback with the attention weights of a recorded pass, if it needs them."""
+        if not self.feedback.reads_attention:
+            return self.feedback
+        return self.feedback.attending(attention_above_writers(split.trunk, path, seen))
 
     def _part(
         self,
@@ -162,11 +174,10 @@ class DirectPath:
         seen: Recording,
         u: Tensor,
         x: Inputs,
-        generator: torch.Generator | None,
+        feedback: Feedback,
     ) -> Params:
         """Return the trunk's gradients of one part of the batch, under the trunk's names."""
         trunk = split.trunk
-        feedback = self.feedback.drawn(generator)
         r, grads = (u, {}) if path.top is None else _through_top(trunk, path.top, seen.reads[path.top][0], u)
 
         exact = _exact_writer(path, seen)
@@ -211,8 +222,8 @@ class _MapLearning:
         self._maps = feedback if isinstance(feedback, LearnedMaps) else None
         self.found, self._rows, self._noises = Params(), 0, 0
 
-    def add(self, seen: Recording, path: ResidualPath) -> None:
-        if self._maps is None or seen.response is None:
+    def add(self, seen: Recording, path: ResidualPath, feedback: Feedback) -> None:
+        if not isinstance(feedback, LearnedMaps) or seen.response is None:
             return
         response = path.features_last(seen.response)
         stream = seen.response.shape
@@ -220,7 +231,7 @@ class _MapLearning:
         exact = _exact_writer(path, seen)
         if exact is not None:
             response = response - noise.pop(exact)[0]
-        self.found = added(self.found, self._maps.correlate(noise, response))
+        self.found = added(self.found, feedback.correlate(noise, response))
         self._rows += response[..., 0].numel()
         self._noises = response.shape[-1] * sum(len(calls) for calls in noise.values())
 

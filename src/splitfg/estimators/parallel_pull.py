@@ -24,6 +24,7 @@ from splitfg.sites import (
     Puller,
     Recorder,
     Recording,
+    attention_above_blocks,
     block_inputs,
     block_points,
     block_states,
@@ -129,7 +130,7 @@ class ParallelPull:
             if self._measures:
                 check_tangents(ForwardMode(), split, x)
             seen, states = self._recorded(split, path, x, generator)
-            feedback = self.feedback.seeing(self._stream(path, seen)).drawn(generator)
+            feedback = self._seeing(split, path, seen).drawn(generator)
             found, complete = self._learned(path, seen, share, feedback)
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
@@ -199,6 +200,13 @@ class ParallelPull:
             return ()
         bottom = path.writers[:1] if self.own_block else ()
         return (*bottom, *(block.name for block in path.blocks[:-1]))
+
+    def _seeing(self, split: Split, path: BlockPath, seen: Recording) -> Feedback:
+        """Return the feedback with what it reads of a recorded pass."""
+        feedback = self.feedback.seeing(self._stream(path, seen))
+        if not feedback.reads_attention:
+            return feedback
+        return feedback.attending(attention_above_blocks(split.trunk, path, seen))
 
     def _stream(self, path: BlockPath, seen: Recording) -> Params:
         """Return the stream's values where gradients are predicted, if the feedback reads them."""

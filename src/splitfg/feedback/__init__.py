@@ -7,8 +7,10 @@ identity path. So r = dL/dx_L, which u gives in closed form, is the exact gradie
 In any trunk of layers, a :class:`Route` carries u to every layer through maps that learn from measured responses.
 """
 
+from splitfg.feedback._attention import AttentionMaps
 from splitfg.feedback._direct import Direct
 from splitfg.feedback._every_nth import EveryNth, Pace
+from splitfg.feedback._extended import ExtendedMaps
 from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
@@ -28,11 +30,13 @@ from splitfg.feedback._transposed import Transposed
 
 __all__ = [
     "AlignedMaps",
+    "AttentionMaps",
     "CoarseReadout",
     "DeltaRule",
     "Difference",
     "Direct",
     "EveryNth",
+    "ExtendedMaps",
     "Feedback",
     "FixedMaps",
     "ForwardDFA",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from splitfg.errors import SplitError, raise_if
-from splitfg.feedback._maps import LearnedMaps
+from splitfg.feedback._extended import ExtendedMaps
 from splitfg.numerics import widened
 from splitfg.types import Params
 
@@ -18,7 +19,7 @@ _PACE = 0.05
 """How far a measurement moves the centres of clusters."""
 
 
-class GatedMaps(LearnedMaps):
+class GatedMaps(ExtendedMaps):
     """A mean Jacobian for every cluster of the stream's value: δ_i = r (J_i + G_{i,c(x_i)})ᵀ.
 
     The Jacobian from a point of the stream to its top depends on the value there. With C clusters of
@@ -51,12 +52,14 @@ class GatedMaps(LearnedMaps):
         >>> pull.update_state(split, estimate)
     """
 
+    further: ClassVar[str] = "gates"
+
     def __init__(self, rate: float = 0.15, *, clusters: int = 16, seed: int = 0, every: int = 1) -> None:
         found = [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]
         found += [] if clusters >= 2 else [f"clusters must be at least 2, got {clusters}: use MeanJacobian()"]
         raise_if(found)
-        self.rate, self.clusters, self.seed, self.every = rate, clusters, seed, every
-        self._maps: Params = {}
+        super().__init__(rate, every=every)
+        self.clusters, self.seed = clusters, seed
         self._points: Mapping[str, Tensor] = {}
 
     @property
@@ -70,34 +73,6 @@ class GatedMaps(LearnedMaps):
         seen._points = points
         return seen
 
-    def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
-        """Return r (J + G_c)ᵀ, row by row."""
-        f, top = features or r.shape[-1], r.shape[-1]
-        if writer not in self._maps:
-            return r if f == top else r.new_zeros(*r.shape[:-1], f)
-        rows = r.flatten(0, -2)
-        shared, gates = self._held(writer, r).to(r.dtype), self._held(f"{writer}/gates", r).to(r.dtype)
-        own = _spread(self._gate(writer, r), rows) @ gates.mT.flatten(0, 1)
-        return (rows @ shared.T + own).reshape(*r.shape[:-1], f)
-
-    def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
-        """Return the correlations of noise and rest for shared maps and gates, and sums of x̂ by cluster."""
-        rest = widened(response).flatten(0, -2)
-        spread: Params = {}
-        for name, calls in noise.items():
-            raise_if([] if len(calls) == 1 else [f"{name} is called {len(calls)} times: use MeanJacobian()"])
-            e = widened(calls[0]).flatten(0, -2)
-            spread[name] = torch.cat([e, _spread(self._gate(name, e), e)], dim=-1)
-            if name in self._maps:
-                both = torch.cat([self._held(name, e), self._held(f"{name}/gates", e).flatten(0, 1)])
-                rest = rest - spread[name] @ both
-            elif e.shape[-1] == rest.shape[-1]:
-                rest = rest - e
-        found = Params()
-        for name, e in spread.items():
-            found |= _parts(name, e.T @ rest, self.clusters) | self._clustered(name, e)
-        return found
-
     def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
         """Scale the correlations by rate / (n + 2 D), and move the centres."""
         scale = self.rate / (rows + 2 * noises)
@@ -108,28 +83,22 @@ class GatedMaps(LearnedMaps):
             moved[f"{name}/centres"] = self._moved_centres(name, correlations, rows)
         return moved
 
-    def apply(self, change: Mapping[str, Tensor]) -> None:
-        """Add a change in place: captured steps replay on the same memory."""
-        for name, step in change.items():
-            if name in self._maps:
-                self._held(name, step).add_(step)
-            elif "/" not in name and step.shape[0] == step.shape[1]:
-                self._maps[name] = torch.eye(len(step), dtype=step.dtype, device=step.device) + step
-            else:
-                self._maps[name] = step.clone()
+    def _columns(self, name: str, e: Tensor) -> Tensor:
+        """Return e in the columns of its cluster, and zeros in the others."""
+        gate = self._gate(name, e).reshape(*e.shape[:-1], self.clusters)
+        return (gate[..., :, None] * e[..., None, :]).flatten(-2)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return maps, gates and centres, and the number of steps if only some are measured."""
-        return {**self._maps, **self._step_state()}
+    def _back(self, name: str, r: Tensor) -> Tensor:
+        """Return the columns of r: a gate is its own transpose."""
+        return self._columns(name, r)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore from :meth:`state_dict`."""
-        self._maps = {name: m.clone() for name, m in self._take_steps(state).items()}
-
-    def _held(self, name: str, like: Tensor) -> Tensor:
-        if self._maps[name].device != like.device:  # a checkpoint is read to the CPU
-            self._maps[name] = self._maps[name].to(like.device)
-        return self._maps[name]
+    def _sums(self, name: str, columns: Tensor) -> Params:
+        """Return sums over rows: of x̂ and counts by cluster, or of x̂ and x̂² before there are centres."""
+        x = self._values(name)
+        if f"{name}/centres" not in self._maps:
+            return {f"{name}/sums": x.sum(0), f"{name}/squares": x.square().sum(0)}
+        gate = self._gate(name, columns)
+        return {f"{name}/sums": gate.T @ x, f"{name}/counts": gate.sum(0)}
 
     def _values(self, name: str) -> Tensor:
         """Return x̂ at a point, ``(n, d)``."""
@@ -147,14 +116,6 @@ class GatedMaps(LearnedMaps):
         nearest = (x @ centres.T - centres.square().sum(-1) / 2).argmax(-1, keepdim=True)
         return torch.zeros(len(x), self.clusters, dtype=like.dtype, device=x.device).scatter_(1, nearest, 1.0)
 
-    def _clustered(self, name: str, like: Tensor) -> Params:
-        """Return sums over rows: of x̂ and counts by cluster, or of x̂ and x̂² before there are centres."""
-        x = self._values(name)
-        if f"{name}/centres" not in self._maps:
-            return {f"{name}/sums": x.sum(0), f"{name}/squares": x.square().sum(0)}
-        gate = self._gate(name, like)
-        return {f"{name}/sums": gate.T @ x, f"{name}/counts": gate.sum(0)}
-
     def _moved_centres(self, name: str, found: Params, rows: int) -> Tensor:
         """Return the change of the centres: the first ones, or a step of k-means."""
         sums = found[f"{name}/sums"]
@@ -165,14 +126,3 @@ class GatedMaps(LearnedMaps):
             return mean + spread * torch.randn(self.clusters, len(mean), generator=generator).to(mean)
         counts = found[f"{name}/counts"][:, None]
         return _PACE * (sums - counts * self._held(f"{name}/centres", sums)) / (counts + rows / self.clusters)
-
-
-def _spread(gate: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows in the columns of their cluster, ``(n, C d)``, and zeros in the others."""
-    return (gate[:, :, None] * rows[:, None, :]).flatten(1)
-
-
-def _parts(name: str, found: Tensor, clusters: int) -> Params:
-    """Divide correlations ``((1 + C) f, top)`` into those of the shared map and of the gates ``(C, f, top)``."""
-    features = len(found) // (1 + clusters)
-    return {name: found[:features], f"{name}/gates": found[features:].unflatten(0, (clusters, features))}

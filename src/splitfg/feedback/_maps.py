@@ -44,6 +44,20 @@ class Feedback(ABC):
         """
         return self
 
+    @property
+    def reads_attention(self) -> bool:
+        """Whether predictions depend on attention weights, which :meth:`attending` provides."""
+        return False
+
+    def attending(self, weights: Mapping[str, Tensor]) -> Feedback:  # noqa: ARG002
+        """Return the feedback of one estimate, given the attention weights of its forward pass.
+
+        Args:
+            weights: Weights ``(B, heads, T, T)`` of all attention above every point that a prediction is needed at, by
+                writer, in order.
+        """
+        return self
+
     @abstractmethod
     def at(self, writer: str, r: Tensor, features: int | None = None) -> Tensor:
         """Return the prediction at a writer.

@@ -102,10 +102,24 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, future: Tensor) -> Tensor:
         """Map x ``(B, T, d)`` to ``(B, T, d)``; ``future`` ``(T, T)`` is true at keys after the query."""
-        split = self.qkv(x).unflatten(-1, (3, self.heads, -1))
-        q, k, v = (part.transpose(-3, -2) for part in split.unbind(-3))
+        q, k, v = self._heads(x)
         y: Tensor = self.proj(_attend(q, k, v, future).transpose(-3, -2).flatten(-2))
         return y
+
+    def attention_weights(self, x: Tensor, future: Tensor) -> Tensor:
+        """Return the weights ``(B, heads, T, T)``; see :class:`~splitfg.sites.AttentionLayer`."""
+        q, k, _ = self._heads(x)
+        return _weights(q, k, future)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return q, k and v, each ``(B, heads, T, d_head)``."""
+        split = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        return tuple(part.transpose(-3, -2) for part in split.unbind(-3))
+
+
+def _weights(q: Tensor, k: Tensor, future: Tensor) -> Tensor:
+    scores = (q @ k.mT) / math.sqrt(q.shape[-1])
+    return scores.masked_fill(future, -math.inf).softmax(dim=-1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
@@ -113,8 +127,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
     blocks = []
     for start in range(0, q.shape[-2], _QUERIES):
         stop = min(start + _QUERIES, q.shape[-2])
-        scores = (q[..., start:stop, :] @ k[..., :stop, :].mT) / math.sqrt(q.shape[-1])
-        weights = scores.masked_fill(future[start:stop, :stop], -math.inf).softmax(dim=-1)
+        weights = _weights(q[..., start:stop, :], k[..., :stop, :], future[start:stop, :stop])
         blocks.append(weights @ v[..., :stop, :])
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=-2)
 

@@ -6,6 +6,7 @@
 
 from splitfg.recipes._direct_path import (
     AnnealedMapsFeedback,
+    AttentionMapsFeedback,
     DirectPathMethod,
     EveryNthFeedback,
     FeedbackRecipe,
@@ -65,6 +66,7 @@ __all__ = [
     "AlignedRule",
     "AnchoredFeedbackMethod",
     "AnnealedMapsFeedback",
+    "AttentionMapsFeedback",
     "BackpropMethod",
     "CoarseProbe",
     "ConditionedLaw",

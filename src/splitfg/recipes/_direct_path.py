@@ -130,6 +130,26 @@ class GatedMapsFeedback(FeedbackRecipe):
 
 
 @dataclass(frozen=True)
+class AttentionMapsFeedback(FeedbackRecipe):
+    """Mean-Jacobian maps that carry gradients back along attention weights.
+
+    Attributes:
+        rate: Step size of the maps' updates, in (0, 1].
+    """
+
+    rate: float = 0.15
+
+    def __post_init__(self) -> None:
+        raise_if(not_positive(self, "rate"))
+
+    def build(self) -> Feedback:
+        """Return :class:`~splitfg.feedback.AttentionMaps`."""
+        from splitfg.feedback import AttentionMaps
+
+        return AttentionMaps(self.rate)
+
+
+@dataclass(frozen=True)
 class EveryNthFeedback(FeedbackRecipe):
     """Learned maps that take their JVP at every n-th step only.
 

@@ -1,6 +1,12 @@
 """Places inside a trunk: taps, recorded passes, layers that know their own gradient, and closed-form pullbacks."""
 
 from splitfg.sites._activities import Activities, ActivityTrunk
+from splitfg.sites._attention import (
+    AttentionLayer,
+    attention_above_blocks,
+    attention_above_writers,
+    attention_layers,
+)
 from splitfg.sites._block_path import BlockPath, BlockTrunk, PathBlock, find_blocks
 from splitfg.sites._blocks import (
     BlockInput,
@@ -34,6 +40,7 @@ __all__ = [
     "ActivityTrunk",
     "Alter",
     "Arguments",
+    "AttentionLayer",
     "BlockInput",
     "BlockPath",
     "BlockTrunk",
@@ -56,6 +63,9 @@ __all__ = [
     "TapedTrunk",
     "activity_problems",
     "added_gradient",
+    "attention_above_blocks",
+    "attention_above_writers",
+    "attention_layers",
     "block_inputs",
     "block_params",
     "block_points",

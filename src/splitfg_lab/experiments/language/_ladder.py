@@ -14,6 +14,7 @@ from splitfg.recipes import (
     AlignedRule,
     AnchoredFeedbackMethod,
     AnnealedMapsFeedback,
+    AttentionMapsFeedback,
     BackpropMethod,
     DeltaMapRule,
     DirectPathMethod,
@@ -102,6 +103,9 @@ RUNGS: dict[str, Rung] = {
     "maps-every4": Rung(
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
+    "maps-attention": Rung(
+        "Maps along attention to the writers", DirectPathMethod(AttentionMapsFeedback()), (0.03,), _MAPS, 1e-5
+    ),
     "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
     "own-gated": Rung("Maps gated by cluster, reverse mode inside own block", _OWN_GATED, (0.03,), "2n + 2"),
@@ -111,6 +115,9 @@ RUNGS: dict[str, Rung] = {
     "pull3-identity": Rung("r unchanged, three pulls", _pull(IdentityFeedback(), 3), (0.3,), "n + 6"),
     "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
     "pull-gated": Rung("Maps gated by cluster, one pull", _pull(GatedMapsFeedback(0.09)), (0.1,), "2n + 2"),
+    "pull-maps-attention": Rung(
+        "Maps along attention, one pull", _pull(AttentionMapsFeedback(SLOW_MAPS.rate)), (0.1,), "2n + 2"
+    ),
     "pull-fastmaps": Rung("Faster maps, one pull", _pull(MeanJacobianFeedback(0.135)), (0.1, 0.06), "2n + 2"),
     "pull-annealed": Rung("Maps with a falling rate, one pull", _pull(_FALLING), (0.1, 0.3), "2n + 2"),
     "pull2-annealed": Rung("Maps with a falling rate, two pulls", _pull(_FALLING, 2), (0.1, 0.3), "2n + 4"),
