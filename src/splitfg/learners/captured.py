@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -13,21 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, whole
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import MessagingEstimator
 from splitfg.feedback import EveryNth
+from splitfg.learners._agreement import Rounding, disagreements, precision, problems
 from splitfg.learners.gradient import GradientLearner
-from splitfg.numerics import norm
-from splitfg.splitting import Role
 from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_aside
-from splitfg.types import Estimate, Inputs, Params, StepStats, Target
-
-# Largest relative difference between compiled and eager gradients: rounding, TF32 included.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.05}
-_NARROW_TOLERANCE = 0.3
-# With TF32, K scores that nearly cancel can lose more: this many times the distance to full precision is allowed.
-_ROUNDINGS = 3.0
-
+from splitfg.types import Estimate, Inputs, StepStats, Target
 
 _Kind: TypeAlias = tuple[bool, ...]
 
@@ -146,10 +137,7 @@ class CapturedLearner:
                 return
             found = self._fast.estimate(*batch, generator=generator)
             generator.set_state(state)
-            with _full_precision():
-                precise = self._eager.estimate(*batch, generator=generator)
-            generator.set_state(state)
-            self._compare(expected, found, precise)
+            self._compare(batch, expected, found, generator)
         self._checked.add(self._kind)
 
     def step(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
@@ -258,49 +246,19 @@ class CapturedLearner:
         for place, value in _matched((self._x, self._y), (x, y)):
             place.copy_(value)
 
-    def _compare(self, expected: Estimate, found: Estimate, precise: Estimate) -> None:
-        """Compare compiled with eager gradients; ``precise`` shows how far rounding alone moves the eager ones."""
-        problems = []
-        parts = zip(*(self._compared(estimate) for estimate in (expected, found, precise)), strict=True)
-        for (what, wanted), (_, got), (_, exact) in parts:
-            far, rounding = _distance(wanted, got), _distance(wanted, exact)
-            allowed = max(_TOLERANCE.get(self._dtype, _NARROW_TOLERANCE), _ROUNDINGS * rounding)
-            if not far <= allowed:
-                problems.append(
-                    f"compiled and eager code compute different {what} (relative difference {far:.2g}, allowed"
-                    f" {allowed:g}): pass compile_=None, and report it with your torch version"
-                )
-        if problems:
-            raise SplitError(problems)
+    def _compare(
+        self, batch: tuple[Inputs, Target], expected: Estimate, found: Estimate, generator: torch.Generator
+    ) -> None:
+        """Compare compiled with eager estimates of a batch, tensor by tensor."""
+        (x, y), split, state = batch, self._eager.split, generator.get_state()
 
-    def _compared(self, estimate: Estimate) -> list[tuple[str, Params]]:
-        """Return the parts of an estimate, each with its name."""
-        roles = self._eager.split.roles
-        trunk = {n: g for n, g in estimate.grads.items() if roles[n] is Role.TRUNK}
-        head = {n: g for n, g in estimate.grads.items() if roles[n] in (Role.HEAD, Role.TIED)}
-        learned = {n: t for n, t in estimate.state_update.items() if t.is_floating_point()}
-        return [("gradients for the trunk", trunk), ("gradients for the head", head), ("learned state", learned)]
+        def run(x: Inputs) -> Estimate:
+            generator.set_state(state)
+            return self._eager.estimate(x, y, generator=generator)
 
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Compute float32 products and convolutions without TF32, for a while."""
-    matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolutions
-
-
-def _distance(expected: Params, found: Params) -> float:
-    """Compute ‖found - expected‖ / ‖expected‖ over all tensors; 0 for none."""
-    if not expected:
-        return 0.0
-    size = norm(expected).clamp_min(torch.finfo(torch.float32).tiny)
-    return (norm({n: found[n] - t for n, t in expected.items()}) / size).item()
+        rounding = Rounding(split, precision(self._dtype, self._device)).measure(run, x, expected)
+        generator.set_state(state)
+        raise_if(problems(disagreements(expected, found, rounding, split.roles, self._dtype)))
 
 
 def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:
