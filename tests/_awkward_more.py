@@ -385,6 +385,101 @@ def compiled_part():
     return nn.Sequential(inner, nn.Linear(WIDTH, CLASSES))
 
 
+class ParametersInAList(nn.Module):
+    """Reads a layer's parameters from a list that its constructor filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.held = [self.first.weight, self.first.bias]
+
+    def forward(self, x):
+        return self.head(F.linear(x, *self.held).tanh())
+
+
+class ParameterInAClosure(Around):
+    def __init__(self):
+        scale = nn.Parameter(torch.rand(WIDTH))
+        super().__init__(lambda z: (z * scale).tanh())
+        self.scale = scale
+
+
+class ParametersOfNobody(Around):
+    """Uses a layer that no module registers: neither an optimizer nor an estimate trains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = (nn.Linear(WIDTH, WIDTH),)
+
+    def forward(self, x):
+        return self.head(self.hidden[0](self.first(x)).tanh())
+
+
+class WeightDropped(Around):
+    """Drops weights, so that no layer of the trunk is called."""
+
+    def forward(self, x):
+        return self.head(F.linear(x, F.dropout(self.first.weight, 0.5, self.training), self.first.bias))
+
+
+class TwoValues(nn.Module):
+    """Passes two values on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+class TakesTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, values):
+        return self.layer(values[0].tanh() + values[1])
+
+
+def two_values():
+    return nn.Sequential(TwoValues(), TakesTwo())
+
+
+def gradient_inside(x):
+    return torch.func.grad(lambda z: (z**3).sum())(x) + x
+
+
+def energy(x):
+    with torch.enable_grad():
+        z = x.detach().requires_grad_()
+        return x + torch.autograd.grad((z**3).sum(), z)[0]
+
+
+def compiled_by_method():
+    model = Around()
+    model.compile(backend="eager")
+    return model
+
+
+def without_values():
+    with torch.device("meta"):
+        return Around()
+
+
+def from_inference_mode():
+    with torch.inference_mode():
+        return Around()
+
+
+class MaxNorm(Bags):
+    """A table that rescales its own rows while it is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.table.max_norm = 0.5
+
+
 FUNCTIONS = (
     residual_custom_op,
     no_grad_scale,
@@ -403,6 +498,8 @@ FUNCTIONS = (
     views_written_to,
     tensor_hook,
     Reversal.apply,
+    gradient_inside,
+    energy,
 )
 MODELS = {
     **{getattr(f, "__name__", str(f)).replace("apply", "reversal"): partial(Around, f) for f in FUNCTIONS},
@@ -434,5 +531,18 @@ MODELS = {
     "scripted": scripted,
     "quantised": quantised,
     "compiled_part": compiled_part,
+    "compiled_by_method": compiled_by_method,
+    "parameters_in_a_list": ParametersInAList,
+    "parameter_in_a_closure": ParameterInAClosure,
+    "parameters_of_nobody": ParametersOfNobody,
+    "two_values": two_values,
+    "without_values": without_values,
+    "from_inference_mode": from_inference_mode,
+    "max_norm": MaxNorm,
 }
-TRAINING_MODELS = {"norms": Norms, "drops_twice": DropsTwice, "spectral_norm_training": spectral}
+TRAINING_MODELS = {
+    "norms": Norms,
+    "drops_twice": DropsTwice,
+    "spectral_norm_training": spectral,
+    "weight_dropped": WeightDropped,
+}

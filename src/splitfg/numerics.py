@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def widened(x: Tensor) -> Tensor:
     """Return ``x`` in float32 or wider."""
     return x.to(wide(x.dtype))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which products keep the dtype of their factors, for use under ``torch.autocast``."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def added(first: Params, second: Params) -> Params:

@@ -31,6 +31,7 @@ from splitfg import (
     parameter_groups,
     split,
 )
+from splitfg.tangents import Gaussian, Layout
 
 
 class TestBatches:
@@ -336,3 +337,38 @@ class TestSettings:
     def test_checkpointing_without_blocks(self):
         s = Split(nn.Linear(3, 4), LinearHead(nn.Linear(4, 3)))
         assert "name the blocks" in refused(CheckpointedBackprop(), s, rows(), classes(5, count=3))[0]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors():
+    rows_of_two_lengths = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    (problem,) = refused(SplitFG(2), linear_split(), rows_of_two_lengths, classes(2, count=3))
+    assert "to_padded_tensor" in problem
+
+
+def test_classes_in_the_second_dimension():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    x, y = torch.randn(2, 3, 5, 5), classes(2, 5, 5, count=2)
+    (problem,) = refused(SplitFG(2), split(model, at="2"), x, y)
+    assert "output=lambda z: z.movedim(1, -1)" in problem
+    found = Backprop()(split(model, at="2", output=lambda z: z.movedim(1, -1)), x, y).grads
+    nn.functional.cross_entropy(model(x), y).backward()
+    torch.testing.assert_close(found, {name: p.grad for name, p in model.named_parameters()})
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules")
+def test_complex_parameters():
+    model = nn.Sequential(nn.Linear(3, 3).to(torch.complex64), nn.Linear(3, 2))
+    with pytest.raises(SplitError, match=r"0.weight, 0.bias are complex.*view_as_complex"):
+        split(model)
+
+
+def test_scores_under_autocast_are_summed_in_float32():
+    """Autocast is for the network: products of tangents keep their precision."""
+    s, x, y = linear_split(), rows(), classes(5, count=3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = SplitFG(2)(s, x, y, generator=generator())
+    v = Gaussian().draw(Layout.of(s.trunk_params()), 2, generator())
+    assert found.stats.scores.dtype == torch.float32
+    g = Layout.of(s.trunk_params()).flatten({n: found.grads[n] for n in s.trunk_params()})
+    torch.testing.assert_close(g, found.stats.scores @ v / 2)

@@ -1,6 +1,6 @@
 """Calls of modules with other parameters, after which the module is as it was."""
 
-from splitfg.calling._call import Places, call, places_of
+from splitfg.calling._call import Places, call, eager_parts, places_of
 from splitfg.calling._effects import Following, Observed, Traits
 from splitfg.calling._restore import (
     ForwardState,
@@ -22,6 +22,7 @@ __all__ = [
     "Traits",
     "call",
     "drawing_from",
+    "eager_parts",
     "forward_state",
     "places_of",
     "preserved",

@@ -38,7 +38,7 @@ def places_of(module: nn.Module) -> Places:
 
 
 @contextmanager
-def _eager_parts(module: nn.Module) -> Iterator[None]:
+def eager_parts(module: nn.Module) -> Iterator[None]:
     """Run parts that the user has compiled in eager code: compiled code ignores hooks that are added later."""
     if torch.compiler.is_compiling() or not any(_is_compiled(part) for part in module.modules()):
         yield
@@ -73,7 +73,7 @@ def call(
     Returns:
         The module's return value.
     """
-    with restored(module, observed=observed), _eager_parts(module):
+    with restored(module, observed=observed), eager_parts(module):
         params = params if observed is None else {**observed.copies(module), **params}
         if not places:
             return functional_call(module, params, args, kwargs)

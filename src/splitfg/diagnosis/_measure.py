@@ -14,6 +14,7 @@ from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import raise_if
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
 from splitfg.splitting import ForwardOnlyTrunk, Split, Tied, require_split
+from splitfg.splitting.checks import begin_step
 from splitfg.tangents import Layout
 from splitfg.types import Engine, Estimate, Inputs, Params, Target
 
@@ -73,7 +74,7 @@ def diagnose(
         if split.trunk_params()
         else ["the trunk has no trained parameter to diagnose: set requires_grad=True on some"]
     )
-    split = split.for_step(x, generator)  # one dropout mask for all methods and the exact gradient
+    split = begin_step(split, x, y, generator, tangents=False)  # one dropout mask for all, and the exact gradient
     black_box = isinstance(split.trunk, ForwardOnlyTrunk)
     engine = engine or (CentralDifference() if black_box else ForwardMode())
     layout, head = Layout.of(split.trunk_params()), FrozenTrunk()(split, x, y).grads
@@ -110,8 +111,12 @@ def diagnose(
     )
 
 
-def saved_bytes(split: Split, x: Inputs) -> int:
-    """Measure the bytes that reverse mode would store of the trunk's activations, without the parameters."""
+def saved_bytes(split: Split, x: Inputs) -> int | None:
+    """Measure the bytes that reverse mode would store of the trunk's activations, without the parameters.
+
+    Returns:
+        The bytes; ``None`` for a trunk that uses ``torch.func.grad``, where torch cannot tell.
+    """
     own = {p.untyped_storage().data_ptr() for p in split.model.parameters()}
     kept: dict[int, int] = {}
 
@@ -122,9 +127,14 @@ def saved_bytes(split: Split, x: Inputs) -> int:
         return t
 
     params = {n: p.detach().requires_grad_() for n, p in split.trunk_params().items()}
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        h = split.trunk_function(x)(params)
-        del h
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            h = split.trunk_function(x)(params)
+            del h
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        return None
     return sum(kept.values())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splitfg.numerics import wide
+from splitfg.numerics import wide, without_autocast
 from splitfg.tangents import TangentSource
 
 
@@ -77,12 +77,13 @@ class _MeanAccumulator(Accumulator):
         self._sum: Tensor | None = None
 
     def add(self, tangents: Tensor, scores: Tensor) -> None:
-        if self._sum is None:
-            self._sum = _weighted_sum(tangents, scores)
-        elif self._sum.dtype == tangents.dtype:
-            self._sum.addmv_(tangents.T, scores.to(tangents.dtype))
-        else:
-            self._sum.add_(_weighted_sum(tangents, scores))
+        with without_autocast(tangents.device):
+            if self._sum is None:
+                self._sum = _weighted_sum(tangents, scores)
+            elif self._sum.dtype == tangents.dtype:
+                self._sum.addmv_(tangents.T, scores.to(tangents.dtype))
+            else:
+                self._sum.add_(_weighted_sum(tangents, scores))
 
     def result(self) -> Tensor:
         assert self._sum is not None
@@ -136,6 +137,10 @@ class _ProjectionAccumulator(Accumulator):
 
     def result(self) -> Tensor:
         scores = torch.cat(self._scores)
+        with without_autocast(scores.device):
+            return self._projected(scores)
+
+    def _projected(self, scores: Tensor) -> Tensor:
         dtype = self._source.layout.dtype
         weights = torch.linalg.pinv(self._gram(), hermitian=True) @ scores.to(wide(dtype))
         parts = weights.to(dtype).split(self._source.chunk_sizes)

@@ -18,9 +18,17 @@ def pass_problems(split: Split, x: Inputs) -> list[str]:
 
     Builds the graph of one pass without what a backward pass would need of it.
     """
-    watch = _WithoutGradients()
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t), watch:
-        h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in split.trunk_params().items()})
+    watch, params = _WithoutGradients(), split.trunk_params()
+    try:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t), watch:
+            h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in params.items()})
+    except (RuntimeError, TypeError) as error:
+        if "saved tensor" not in str(error):
+            raise
+        return [
+            "the trunk computes gradients in its forward pass, which learned feedback does not follow: use SplitFG(),"
+            " or write them as a module with pull_back(x, u)"
+        ]
     found = _function_problems(h)
     if watch.functions:
         found.append(

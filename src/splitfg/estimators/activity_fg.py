@@ -37,7 +37,7 @@ from splitfg.sites import (
     validate_activities,
 )
 from splitfg.splitting import Split
-from splitfg.splitting.checks import begin_step, check_loss, skip_checks
+from splitfg.splitting.checks import begin_step, check_finite, check_loss, skip_checks
 from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
@@ -106,7 +106,9 @@ class ActivityFG:
             names, head = chosen.names(split.trunk), HeadPass(split, y)
             top = () if chosen.top is None else (chosen.top,)
             seen = self.recorder(split, x, TapPoints((*names, *top)), None)
+            check_finite(seen.h)
             inputs, shapes = _once(seen, names)
+            raise_if([] if inputs else [_NO_CALLS])
             scored = seen.h if chosen.top is None else seen.reads[chosen.top][0]
             wrote = shapes
             inputs, shapes = _for_every_row(inputs, shapes, scored.shape[: chosen.rows])
@@ -242,6 +244,9 @@ class ActivityFG:
         stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
         grads = added(share.once(exact.grads), trunk)
         return Partial(exact.loss, grads, stats, state_update=change)
+
+
+_NO_CALLS = "the trunk calls none of its layers, and reads their weights by itself: call the layers, or use SplitFG()"
 
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:

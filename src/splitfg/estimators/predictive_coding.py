@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from splitfg.errors import SplitError, raise_if
 from splitfg.models import MLP
-from splitfg.splitting import Split
+from splitfg.splitting import Split, original
 from splitfg.splitting.checks import check_batch, check_h, check_loss
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -127,9 +127,8 @@ class PredictiveCoding:
             SplitError: If the trunk is no :class:`~splitfg.models.MLP`, or too few steps reach its first layer.
         """
         if not isinstance(split.trunk, MLP):
-            raise SplitError(
-                [f"predictive coding settles an MLP, got {type(split.trunk).__name__}: use splitfg.models.MLP"]
-            )
+            kind = type(original(split.trunk)).__name__
+            raise SplitError([f"predictive coding settles an MLP, got {kind}: use splitfg.models.MLP"])
         layers = [layer for layer in split.trunk.layers if isinstance(layer, nn.Linear)]
         if self.settle_steps < len(layers):
             raise SplitError(

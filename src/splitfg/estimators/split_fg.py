@@ -17,7 +17,7 @@ from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
-from splitfg.numerics import added, norm, widened
+from splitfg.numerics import added, norm, widened, without_autocast
 from splitfg.splitting import Batch, Split
 from splitfg.splitting.checks import check_loss, skip_checks
 from splitfg.tangents import Layout, TangentSource
@@ -191,7 +191,8 @@ class SplitFG(TangentSettings):
 
 def _inner(dh: Tensor, u: Tensor) -> Tensor:
     """<u, dh_k> for every k, summed in float32 or wider."""
-    return widened(dh.flatten(1)) @ widened(u.flatten())
+    with without_autocast(u.device):
+        return widened(dh.flatten(1)) @ widened(u.flatten())
 
 
 def _check_gradients(norms: Mapping[str, Tensor]) -> None:

@@ -131,7 +131,7 @@ class _Pass:
         if rule is None or weighted:
             raise SplitError([_problem(operation, weighted)])
         try:
-            shares = list(rule(operation, delta))
+            shares = list(rule(operation, _widened(delta, operation)))
         except NotImplementedError as error:
             raise SplitError([f"{operation} has no closed form for {error}"]) from error
         except (TypeError, ValueError, IndexError, KeyError) as error:
@@ -179,6 +179,14 @@ def _inputs(operation: Operation) -> list[Any]:
     """Return everything that an operation read."""
     plain = not operation.kwargs and not any(isinstance(a, list | tuple | dict) for a in operation.args)
     return list(operation.args) if plain else pytree.tree_leaves((operation.args, dict(operation.kwargs)))
+
+
+def _widened(delta: Any, operation: Operation) -> Any:
+    """Return δ in the dtype that an operation read: under autocast it writes a narrower one."""
+    if not isinstance(delta, Tensor) or not delta.is_floating_point():
+        return delta
+    read = {t.dtype for t in _inputs(operation) if isinstance(t, Tensor) and t.is_floating_point()}
+    return delta if delta.dtype in read or not read else delta.to(max(read, key=lambda dtype: dtype.itemsize))
 
 
 def _problem(operation: Operation, weighted: bool) -> str:

@@ -195,9 +195,13 @@ class CrossEntropy(OutputLoss):
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1)).addr_(share, spread, alpha=-1)
         return -expected, (column, -weight.unsqueeze(1))
 
-    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:  # noqa: ARG002
+    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         """Require one class index per row of outputs."""
-        wanted = f"{leading}, one class index per row of outputs"
+        shape, wanted = (*leading, width), f"{leading}, one class index per row of outputs"
+        if len(leading) > 1 and tuple(target.shape) == (shape[0], *shape[2:]):
+            wanted += (
+                ", or move classes from dimension 1 to the last with split(..., output=lambda z: z.movedim(1, -1))"
+            )
         return [] if tuple(target.shape) == leading else [_shape_problem(target, wanted)]
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:

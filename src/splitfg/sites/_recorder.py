@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.utils import _pytree as pytree
 
+from splitfg.errors import SplitError
 from splitfg.sites._taps import Arguments, tapped
 from splitfg.splitting import Split, explained
 from splitfg.splitting.checks import skip_checks
@@ -111,6 +112,8 @@ def record_run(trunk: nn.Module, run: Callable[[], Tensor], points: TapPoints, d
             if name == points.top:
                 tops.append(a)
             if name in points.read:
+                if not isinstance(a, Tensor) or not isinstance(z, Tensor):
+                    raise SplitError([f"{name} takes or returns several values: name modules that map a tensor to one"])
                 reads[name].append(a.detach())  # without its tangent
                 wrote[name].append(z.shape)
             if t is None or name not in points.moved:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from splitfg.calling import preserved
+from splitfg.calling import eager_parts, preserved
 from splitfg.heads import Head, LinearHead
 from splitfg.splitting._cut import linears
 from splitfg.splitting._interface import Interface, arguments, without_labels
@@ -59,7 +59,7 @@ def _returned_and_made(model: nn.Module, x: Inputs, interface: Interface) -> tup
         for name, layer in linears(model).items()
     ]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), eager_parts(model):
             inputs, named = arguments(x)
             return interface.outputs(model(*inputs, **interface.named(named))), made
     finally:

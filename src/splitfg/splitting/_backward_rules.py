@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfg.errors import shorten
 from splitfg.splitting._graph import custom_functions
+from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params
 
@@ -28,7 +29,7 @@ def warn_of_hooks(split: Split, x: Inputs) -> list[str]:
     Hooks of modules and parameters are registered beforehand. Those that a forward pass registers on tensors show in
     one pass that builds a graph without saved tensors, so that its memory does not grow with depth.
     """
-    found = [f"{name or 'the trunk'} ({type(m).__name__})" for name, m in split.trunk.named_modules() if _has_hooks(m)]
+    found = [labelled(name, module) for name, module in split.trunk.named_modules() if _has_hooks(module)]
     trained = split.trunk_params()
     found += [name for name, p in split.model.named_parameters() if name in trained and _is_hooked(p)]
     with suppress(NotImplementedError, RuntimeError), _HooksOfTensors() as tensors:

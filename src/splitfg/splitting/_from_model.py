@@ -151,6 +151,8 @@ def _cut_hugging_face(
 
 def _named_or_last(model: nn.Module, at: str | None, graph: fx.Graph | None) -> str:
     name = at if at is not None else last_linear(model, graph)
+    if not name and isinstance(model, nn.Linear):
+        raise SplitError(["the model is a single linear layer, with nothing to cut: train it with any optimizer"])
     if not name:
         raise SplitError(["the model contains no nn.Linear to cut at: name a module with at=..."])
     return name

@@ -18,6 +18,7 @@ from splitfg.calling import Observed, RandomState, call, drawing_from, places_of
 from splitfg.errors import shorten
 from splitfg.splitting._differences import DifferentPassError, Slope, measured
 from splitfg.splitting._graph import custom_functions
+from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
 
@@ -239,7 +240,7 @@ def _hooked(split: Split, search: _Search) -> Iterator[None]:
     def leave(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if not search.paused:
-                search.compare(name, f"{name or 'the trunk'} ({type(module).__name__})", calls.pop(), output)
+                search.compare(name, labelled(name, module), calls.pop(), output)
                 search.operators.stack.pop()
 
         return hook

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from splitfg.errors import shorten
+from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Target
 
@@ -68,7 +69,7 @@ def table_problems(split: Split, tangents: bool) -> list[str]:
     for name, module in split.trunk.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
-        label = f"{name or 'the trunk'} ({type(module).__name__})"
+        label = labelled(name, module)
         if module.max_norm is not None:
             found.append(f"{label} rescales its own rows in place: create it with max_norm=None")
         if tangents and module.scale_grad_by_freq and _is_perturbed(split, module.weight):

@@ -15,8 +15,11 @@ from torch.utils import _pytree as pytree
 from splitfg.calling import call, places_of, preserved
 from splitfg.errors import SplitError, shorten
 from splitfg.splitting._kernels import tangent_kernels
+from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
+
+_SPARSE = "forward mode does not take sparse tensors: use x.to_dense(), or engine=CentralDifference()"
 
 
 @contextmanager
@@ -43,9 +46,7 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
             ]
         )
     if "Sparse" in message:
-        return SplitError(
-            ["forward mode does not take sparse tensors: use x.to_dense(), or engine=CentralDifference()"]
-        )
+        return SplitError([_SPARSE])
     if not any(words in message for words in ("forward AD", "forward mode AD", "functorch", "vmap")):
         return None
     found = operator_problems(split, x) or _batching_problems(message)
@@ -78,12 +79,8 @@ def operator_problems(split: Split, x: Inputs) -> list[str]:
             problem = None if inside else _forward_mode_problem(split, module, args, kwargs)
             if problem:
                 found.add(name)
-                places.setdefault(problem, []).insert(0, _label(name, module))
+                places.setdefault(problem, []).insert(0, labelled(name, module))
     return [f"{shorten(list(dict.fromkeys(labels)))}: {problem}" for problem, labels in places.items()]
-
-
-def _label(name: str, module: nn.Module) -> str:
-    return f"{name or 'the trunk'} ({type(module).__name__})"
 
 
 def _calls(split: Split, x: Inputs) -> Iterator[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
@@ -135,6 +132,8 @@ def _worded(message: str) -> str:
             " engine=CentralDifference(); switch gradient checkpointing off, which saves nothing without a backward"
             " pass (gradient_checkpointing_disable(), or use_reentrant=False)"
         )
+    if "Sparse" in message:
+        return _SPARSE
     if ".data" in message:
         return (
             "its forward pass writes to .data, as module.to(...) does, which forward mode cannot follow: do so before"

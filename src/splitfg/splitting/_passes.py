@@ -79,7 +79,7 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
         observed: Remembers the buffers that the pass writes to in place.
         run: Runs the pass.
     """
-    with torch.no_grad(), same_generators(), _same_parameters(parts):
+    with torch.no_grad(), same_generators(), same_parameters(parts):
         before = _generator_states()
         state = forward_state(parts, None, run)
         random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
@@ -100,7 +100,7 @@ def written_inputs(copies: Inputs) -> list[str]:
 
 
 @contextmanager
-def _same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
+def same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Restore parameters that are written to in place, which the validation of the first batch reports."""
     kept = {id(p): (p, p._version, p.detach().clone()) for part in parts for p in part.parameters()}
     try:

@@ -47,6 +47,11 @@ def original(model: nn.Module) -> nn.Module:
     return model.original if isinstance(model, _Twin) else model
 
 
+def labelled(name: str, module: nn.Module) -> str:
+    """Return the name and the class of a trunk's module, for messages."""
+    return f"{name or 'the trunk'} ({type(original(module)).__name__})"
+
+
 def replaced(
     model: nn.Module, new: Mapping[str, nn.Module], interface: Interface | None = None, left_out: Sequence[str] = ()
 ) -> nn.Module:
@@ -122,6 +127,7 @@ class _Twin(Following):
         if name not in self._copies:
             twin = copy.copy(module)
             twin.__dict__["_modules"] = dict(module._modules)
+            twin.__dict__["_compiled_call_impl"] = None  # of module.compile(), which would call the module itself
             self._copies[name] = (module, twin)
         return self._copies[name][1]
 
@@ -143,7 +149,7 @@ class _Twin(Following):
     def _follow(self) -> None:
         """Copy attributes and modules that were set in the model since the last call."""
         for path, (original, twin) in self._copies.items():
-            known, own = twin.__dict__, ["_modules"]
+            known, own = twin.__dict__, ["_modules", "_compiled_call_impl"]
             if any(name.rpartition(".")[0] == path for name in self.left_out):
                 own.append("_parameters")
             known.update({k: v for k, v in vars(original).items() if k not in own and known.get(k, self) is not v})

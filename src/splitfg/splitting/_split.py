@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
-from splitfg.errors import SplitError, raise_if
+from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
@@ -369,6 +369,18 @@ class Split:
         trained, trunk, head = self.trained_params(), self.trunk_params(), self.head_params()
         if not trained:
             found.append("no parameter requires a gradient: set requires_grad=True on those to train")
+        if any(p.is_inference() for p in self.model.parameters()):
+            found.append(
+                "parameters were made under torch.inference_mode(), which forbids training them: build the model"
+                " outside of it, or load its state_dict into a new one"
+            )
+        numbers = [n for n, p in trained.items() if p.is_complex()]
+        if numbers:
+            found.append(
+                f"{shorten(numbers)} are complex, and tangents and gradients are real: hold real numbers of shape"
+                " (..., 2) as the parameter, and use torch.view_as_complex in forward()"
+            )
+            return found
         kinds = [
             ("trunk's parameters have mixed dtypes", {str(p.dtype) for p in trunk.values()}),
             ("head's parameters have mixed dtypes", {str(p.dtype) for p in head.values()}),

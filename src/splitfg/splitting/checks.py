@@ -11,12 +11,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import Traits, preserved
-from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
 from splitfg.splitting._backward_rules import warn_of_hooks
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
+from splitfg.splitting._lost_tangents import without_graph
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
-from splitfg.splitting._passes import skip_checks
+from splitfg.splitting._passes import same_parameters, skip_checks
 from splitfg.splitting._split import FIRST_BATCH, HOOKS, Split, require_split
 from splitfg.types import Inputs, Target
 
@@ -24,6 +25,7 @@ __all__ = [
     "batch_problems",
     "begin_step",
     "check_batch",
+    "check_finite",
     "check_h",
     "check_loss",
     "has_rows",
@@ -145,6 +147,12 @@ def check_h(split: Split, h: Tensor, y: Target) -> None:
     _require_finite(h, "h")
 
 
+def check_finite(h: Tensor) -> None:
+    """Raise :class:`NonFiniteError` if h is not finite."""
+    if not skip_checks():
+        _require_finite(h, "h")
+
+
 def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
     """Raise :class:`NonFiniteError` if the loss or a score is not finite."""
     if not skip_checks():
@@ -171,10 +179,17 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
         found.append("the batch is empty: pass at least one row")
     elif arrays and len({t.shape[0] for t in (*arrays, y)}) > 1:
         sizes = ", ".join(str(t.shape[0]) for t in (*arrays, y))
-        advice = "; store inputs without rows in the trunk, as buffers or in a closure" if len(arrays) > 1 else ""
+        cures = (
+            "pad sequences of different lengths, and store inputs without rows in the trunk, as buffers or in a closure"
+        )
+        advice = f"; {cures}" if len(arrays) > 1 else ""
         found.append(f"inputs and target have different numbers of rows ({sizes}): they must match{advice}")
     strangers = {str(t.device) for t in (*tensors, y) if t.device != param.device}
-    if strangers:
+    if param.is_meta:
+        found.append(
+            "the parameters are on the meta device and hold no values: use model.to_empty(device=...) and load"
+        )
+    elif strangers:
         found.append(f"the batch is on {', '.join(sorted(strangers))}, the parameters on {param.device}: move one")
     held = {p.dtype for p in split.all_trunk_params().values()} or {param.dtype}
     dtypes = {str(t.dtype) for t in tensors if t.is_floating_point() and t.dtype not in held}
@@ -187,6 +202,8 @@ def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
 def _container_problems(x: object) -> list[str]:
     if isinstance(x, list):
         return ["the inputs are a list: pass a tuple of positional arguments, a dict of keyword arguments, or a tensor"]
+    if any(isinstance(t, Tensor) and t.is_nested for t in pytree.tree_leaves(x)):
+        return ["an input is a nested tensor, which most operators do not take: use x.to_padded_tensor(0.0) and a mask"]
     if isinstance(x, PackedSequence):
         return [
             "the inputs are a packed sequence, whose rows are not samples: pass padded sequences and their lengths,"
@@ -201,7 +218,7 @@ def _further_problems(split: Split, x: Inputs, y: object) -> list[str]:
     if not isinstance(y, Tensor):
         return []
     try:
-        with preserved(split.trunk):
+        with preserved(split.trunk), same_parameters([split.trunk]):
             return head.problems(split.h(x), y)
     except Exception:  # the problems already found may keep h from being computed
         pass
@@ -213,7 +230,8 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
         return []  # hardware may be noisy, so that two runs differ
     copies = {name: p.detach().clone() for name, p in split.all_trunk_params().items()}
     try:
-        h: object = split.trunk_function(x)(copies)
+        with torch.enable_grad():  # builds a graph only of parameters that the copies do not replace
+            h: object = without_graph(split, x)(copies)
     except SplitError:
         raise
     except Exception:
@@ -226,6 +244,13 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
         return [f"the trunk writes to its parameters {', '.join(written)} in place: compute new tensors instead"]
     if not isinstance(h, Tensor):
         return [split.disagreement(x) or f"the trunk returns a {type(h).__name__}, not a tensor: return h alone"]
+    elsewhere = _read_elsewhere(split, h)
+    if elsewhere:
+        return [
+            f"the trunk reads {shorten(elsewhere)} from elsewhere than a module's attribute, such as a list, a closure"
+            " or a stored result, where an estimate cannot replace them: read parameters in forward() as attributes of"
+            " the module that registers them"
+        ]
     if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
         return [
             "the trunk is random: it returns another h for the same inputs, so that h and J·v would come from different"
@@ -236,6 +261,19 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
             split.head.predict(h)  # shows which buffers the head writes to in place
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
+
+
+def _read_elsewhere(split: Split, h: Tensor) -> list[str]:
+    """Return the trained parameters that h depends on although copies took the place of all of the trunk's."""
+    if not h.requires_grad:
+        return []
+    trained = {name: p for name, p in split.model.named_parameters() if p.requires_grad}
+    total = h.abs().sum() if h.is_complex() else h.sum()
+    try:
+        grads = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+    except RuntimeError:  # a graph of an earlier pass
+        return ["parameters"]
+    return [name for name, g in zip(trained, grads, strict=True) if g is not None]
 
 
 def _require_finite(value: Tensor, what: str) -> None:
