@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from _learning import assert_captured_and_resumed
 from _toolkit import classes, generator, noise, seeded
 from torch import nn
 
@@ -83,23 +84,12 @@ def test_an_anchor_turns_maps_by_the_cosine_with_true_gradients():
 
 
 def test_captured_and_resumed_steps_are_the_eager_ones():
-    def learner():
+    def build():
         split, x, y = mlp()
-        optimizer = torch.optim.SGD(split.model.parameters(), lr=0.1)
-        return splitfg.GradientLearner(split, anchored(3), optimizer), x, y
+        return split, anchored(3), x, y
 
-    (eager, x, y), (fast, *_), (again, *_) = learner(), learner(), learner()
-    captured, draws = splitfg.CapturedLearner(fast, horizon=5, compile_=lambda f: f), generator(1)
-    reverse = [captured.step(x, y, generator=draws).metrics["trunk_backward"] for _ in range(5)]
-    assert reverse == [1, 0, 0, 1, 0]
-    draws = generator(1)
-    for step in range(5):
-        if step == 2:
-            again.load_state_dict(eager.state_dict())
-            eager = again
-        eager.step(x, y, generator=draws)
-    for a, b in zip(eager.split.model.parameters(), fast.split.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    metrics = assert_captured_and_resumed(build, steps=5)
+    assert [m["trunk_backward"] for m in metrics] == [1, 0, 0, 1, 0]
 
 
 def test_wrong_settings():

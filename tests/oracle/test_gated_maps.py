@@ -5,9 +5,9 @@ What training and resuming need is tested for maps along attention too.
 
 import pytest
 import torch
+from _learning import assert_captured_and_resumed
 from _toolkit import classes, generator, noise
 
-import splitfg
 from splitfg import Backprop, DirectPath, LinearHead, MeanJacobian, ParallelPull, Split, SplitError, Tied
 from splitfg.feedback import AttentionMaps, GatedMaps
 from splitfg.models import GPT, GPTConfig
@@ -94,23 +94,11 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_captured_and_resumed_steps_are_the_eager_ones(name):
-    def learner():
+    def build():
         split, x, y = gpt()
-        optimizer = torch.optim.SGD(split.model.parameters(), lr=0.1)
-        return splitfg.GradientLearner(split, ESTIMATORS[name](), optimizer), x, y
+        return split, ESTIMATORS[name](), x, y
 
-    (eager, x, y), (fast, *_), (again, *_) = learner(), learner(), learner()
-    captured, draws = splitfg.CapturedLearner(fast, horizon=4, compile_=lambda f: f), generator(1)
-    for _ in range(4):
-        captured.step(x, y, generator=draws)
-    draws = generator(1)
-    for step in range(4):
-        if step == 2:
-            again.load_state_dict(eager.state_dict())
-            eager = again
-        eager.step(x, y, generator=draws)
-    for a, b in zip(eager.split.model.parameters(), fast.split.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+    assert_captured_and_resumed(build, steps=4)
 
 
 def test_wrong_settings():
