@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import splitfg
 from splitfg.distributed import (
@@ -135,6 +137,59 @@ def test_divided_tangents_give_the_estimate_of_one(crew, name, shape):
 def test_a_process_that_ignores_all_of_its_targets_counts_nothing(crew, name):
     tolerance = 1e-10 if name == "evolution" else 1e-12
     compare(crew, name, torch.float64, None, tolerance, range(3))  # all rows of the first process
+
+
+class Sent(TorchDispatchMode):
+    """Counts the bytes that a process hands to its group, by operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            kind = func.overloadpacket.__name__
+            sent = args[1] if "allgather" in kind else args[0]
+            size = sum(t.numel() * t.element_size() for t in tree_leaves(sent) if isinstance(t, torch.Tensor))
+            self.bytes[kind] = self.bytes.get(kind, 0) + size
+        return func(*args, **(kwargs or {}))
+
+
+def sequences(length):
+    """Thirteen sequences of five numbers a position."""
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh()).double()
+    split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(6, 5).double()))
+    return split, torch.randn(13, length, 5, dtype=torch.float64), torch.randint(0, 5, (13, length))
+
+
+def measured_on_sequences(rank, length):
+    split, x, y = sequences(length)
+    estimator = DistributedEstimator(splitfg.LearnedFeedback(), whole_batches=True, check_every=None)
+    trained(estimator, split, x, y, steps=1)
+    with Sent() as sent:
+        found = trained(estimator, split, x, y)
+    return found[0], found[1], sent.bytes
+
+
+@pytest.mark.parametrize(("length", "samples"), [(8, 3), (6, 4)])
+def test_learned_feedback_sends_the_inputs_that_it_measures_on(crew, length, samples):
+    assert math.ceil(4 * 6 / length) == samples  # four rows for every input of the only map
+    split, x, y = sequences(length)
+    estimator = splitfg.LearnedFeedback()
+    trained(estimator, split, x, y, steps=1)
+    expected, params, _ = trained(estimator, split, x, y)
+    for found, own, sent in crew(measured_on_sequences, length):
+        for (loss, grads, *_), (e_loss, e_grads, *_) in zip(found, expected, strict=True):
+            close([loss, *(grads[n] for n in e_grads)], [e_loss, *e_grads.values()], 1e-12)
+        close([own[n] for n in params], list(params.values()), 1e-12)
+        two_steps, sample, counts = 2, length * 5 * 8, 2 * 8
+        if samples == 3:  # those of the first process
+            assert sent["broadcast_"] == two_steps * samples * sample
+            assert sent["allgather_"] == two_steps * counts
+        else:  # of two processes, each padded to three
+            assert "broadcast_" not in sent
+            assert sent["allgather_"] == two_steps * (3 * sample + counts)
 
 
 def nothing_counts(rank):

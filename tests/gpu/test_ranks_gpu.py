@@ -23,7 +23,14 @@ from splitfg.compiled import whole
 from splitfg.distributed import DistributedEstimator, Ranks, connect
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPTConfig
-from splitfg.recipes import BackpropMethod, DirectPathMethod, MeanJacobianFeedback, ParallelPullMethod, SplitFGMethod
+from splitfg.recipes import (
+    BackpropMethod,
+    DirectPathMethod,
+    LearnedFeedbackMethod,
+    MeanJacobianFeedback,
+    ParallelPullMethod,
+    SplitFGMethod,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +46,7 @@ METHODS = (
     SplitFGMethod(K=3),
     DirectPathMethod(MeanJacobianFeedback()),
     ParallelPullMethod(MeanJacobianFeedback(), pulls=2),
+    LearnedFeedbackMethod(),
     BackpropMethod(),
 )
 

@@ -1,8 +1,9 @@
 """Estimates on several processes and machines, with :mod:`torch.distributed`."""
 
+from splitfg.distributed._connect import connect
 from splitfg.distributed._estimator import DistributedEstimator
 from splitfg.distributed._local_heads import LocalHeads
-from splitfg.distributed._ranks import Ranks, connect
+from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._replicas import check_replicas
 from splitfg.distributed._scores import ScoreLog, gradient_from_scores, replay
 from splitfg.distributed._sharded_head import ShardedHead

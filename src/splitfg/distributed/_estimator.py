@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile
 from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._reduce import failed, reduced_grads, reduced_message, squares_elsewhere, summed, with_targets
 from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
+from splitfg.distributed._row_shares import RowShares
 from splitfg.distributed._sharded_head import ShardedHead
-from splitfg.errors import SplitError, raise_if
+from splitfg.errors import raise_if
 from splitfg.estimators import (
     Estimator,
     LearningEstimator,
@@ -25,7 +25,7 @@ from splitfg.estimators import (
     compiled,
 )
 from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch, has_rows, skip_checks
+from splitfg.splitting.checks import check_batch, skip_checks
 from splitfg.tangents import RowGenerator
 from splitfg.types import Estimate, Inputs, Params, Target
 
@@ -84,8 +84,7 @@ class DistributedEstimator:
         self.estimator, self.ranks = estimator, ranks if isinstance(ranks, Ranks) else Ranks(ranks)
         self.check_every, self.whole_batches, self.reduce_head = check_every, whole_batches, reduce_head
         self._calls = 0
-        self._counts: dict[int, list[int]] = {}
-        self._generators: dict[tuple[torch.Generator, int, int, int], RowGenerator] = {}
+        self._shares = RowShares(self.ranks)
         raise_if(_problems(estimator, self.ranks, check_every))
 
     def __repr__(self) -> str:
@@ -139,7 +138,7 @@ class DistributedEstimator:
 
     def _reduced(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> Estimate:
         counted = with_targets(split, y)
-        share, own = self._share(split, x, counted, generator)
+        share, own = self._shares(self.estimator, split, x, counted, generator)
         part, error = self._part(split, x, counted, own, share)
         if isinstance(own, RowGenerator):
             own.give_back()
@@ -161,46 +160,6 @@ class DistributedEstimator:
             return {}
         names = sorted(name for name in split.head_params() if name in grads)
         return squares_elsewhere(self.ranks, grads, names, like=next(iter(grads.values())))
-
-    def _share(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Share, torch.Generator]:
-        """Return this process's share, and the generator to draw from; exchanges row counts if they are needed."""
-        ranks, estimator = self.ranks, self.estimator
-        share = Share(part=ranks.tangent_part, parts=ranks.tangent_parts)
-        if not isinstance(estimator, PartialEstimator) or not (estimator.needs.row_noise or estimator.needs.all_inputs):
-            return share, generator
-        rows = self._row_counts(split, x, y)
-        share = replace(share, rows=rows[ranks.row_part], all_rows=sum(rows))
-        if estimator.needs.all_inputs:
-            whole: Inputs = pytree.tree_map(lambda t: ranks.gather_rows(t, rows) if has_rows(t) else t, x)
-            share = replace(share, inputs=whole)
-        if not estimator.needs.row_noise or generator is None:
-            return share, generator
-        return share, self._row_generator(generator, sum(rows[: ranks.row_part]), share.rows, share.all_rows)
-
-    def _row_generator(self, source: torch.Generator, first: int, rows: int, all_rows: int) -> RowGenerator:
-        """Return the generator of these rows; a captured step must not make a new one."""
-        key = (source, first, rows, all_rows)
-        if key not in self._generators:
-            self._generators[key] = RowGenerator(source, first=first, rows=rows, all_rows=all_rows)
-        self._generators[key].follow()
-        return self._generators[key]
-
-    def _row_counts(self, split: Split, x: Inputs, y: Target) -> list[int]:
-        """Return the rows of every process with other rows; raises in all of them if one has a bad batch."""
-        if skip_checks():  # a captured step has the rows of the steps before it
-            return self._counts[y.shape[0]]
-        error: Exception | None = None
-        try:
-            check_batch(split, x, y, tangents=False)
-        except SplitError as problem:
-            error = problem
-        rows = y.shape[0] if error is None else 0
-        counts = self.ranks.gather(torch.tensor([rows], device=self.ranks.device)).flatten()
-        found = [int(n) for n in counts]
-        if 0 in found:
-            raise failed(self.ranks, error)
-        self._counts[y.shape[0]] = found
-        return found
 
     def _part(
         self, split: Split, x: Inputs, y: Target, generator: torch.Generator, share: Share

@@ -11,7 +11,7 @@ from splitfg.estimators.forward_gradient import ForwardGradient
 from splitfg.estimators.frozen import FrozenTrunk
 from splitfg.estimators.learned_feedback import FoundLayer, LearnedFeedback
 from splitfg.estimators.parallel_pull import ParallelPull
-from splitfg.estimators.partial import Partial, PartialEstimator, PartNeeds, Share
+from splitfg.estimators.partial import Partial, PartialEstimator, PartNeeds, SamplingEstimator, Share
 from splitfg.estimators.predictive_coding import PredictiveCoding
 from splitfg.estimators.protocol import (
     CompilableEstimator,
@@ -46,6 +46,7 @@ __all__ = [
     "PartialEstimator",
     "PredictiveCoding",
     "Projection",
+    "SamplingEstimator",
     "Share",
     "SplitFG",
     "Stateful",

@@ -95,6 +95,10 @@ class ActivityFG:
         measures = self.prediction is not None and self.prediction.route.due
         return PartNeeds(scores=self.K, row_noise=True, all_inputs=measures)
 
+    def measured_rows(self, split: Split, x: Inputs) -> int | None:
+        """Return how many of the first rows the prediction measures on; ``None`` for all."""
+        return None if self.prediction is None else self.prediction.measured_rows(split, x)
+
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         split = begin_step(split, x, y, generator, tangents=False)

@@ -118,8 +118,8 @@ class LearnedFeedback:
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`.
 
-        Every process changes its maps alike: each measures the same response, on as many of all rows as the route
-        needs.
+        Every process changes its maps alike: each measures the same response, on the first of all rows, as many as the
+        route needs.
         """
         split = begin_step(split, x, y, generator, tangents=False)
         self._check(split, generator)
@@ -134,6 +134,15 @@ class LearnedFeedback:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         stats = Stats(jvps=jvps + self.passes(split), biased=True, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
+
+    def measured_rows(self, split: Split, x: Inputs) -> int | None:
+        """Return how many of the first rows a measurement takes; ``None`` for all. Runs the trunk once."""
+        with torch.no_grad():
+            tape = self.record(split, x)
+        samples, batch = self.route.samples(tape), tape.h.shape[0]
+        if not samples or first_samples(tape, min(samples, batch), batch) is None:
+            return None
+        return samples
 
     def passes(self, split: Split) -> int:
         """Return the forward passes that this step's measurement takes; none between measurements."""
@@ -179,7 +188,7 @@ class LearnedFeedback:
         return sweep(tape, u, self.route, _trained(split), keep)
 
     def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
-        """Return the change of the maps from the rows of all processes; see :meth:`learn`."""
+        """Return the change of the maps from the first rows of all processes together; see :meth:`learn`."""
         if share.inputs is None or not self.route.due:
             return self.learn(split, x, tape, generator)
         return self.learn(split, share.inputs, self.record(split, share.inputs), generator)

@@ -24,7 +24,7 @@ class Share:
         all_rows: Rows of all processes that hold different rows.
         part: Number of this process among those that hold the same rows and divide the tangents, from 0.
         parts: Count of those processes.
-        inputs: Inputs of all rows, for estimators that ask for them.
+        inputs: Inputs of the first rows of all processes together, for estimators that ask for them.
 
     Example:
         >>> from splitfg.estimators import Share
@@ -113,7 +113,8 @@ class PartNeeds:
     Attributes:
         scores: K, the number of scores, which processes with the same rows can divide; 0 for estimators without any.
         row_noise: Whether noise is drawn for every row, with :func:`splitfg.tangents.row_noise`.
-        all_inputs: Whether every process needs the inputs of all rows.
+        all_inputs: Whether every process needs inputs of all rows, or of the first ones; see
+            :class:`SamplingEstimator`.
 
     Example:
         >>> import splitfg
@@ -148,6 +149,14 @@ class PartialEstimator(Estimator, Protocol):
             generator: In the same state in every process, and advanced alike in all of them.
             share: The part to compute.
         """
+
+
+@runtime_checkable
+class SamplingEstimator(PartialEstimator, Protocol):
+    """An estimator that needs the inputs of some rows in every process, such as those that it measures on."""
+
+    def measured_rows(self, split: Split, x: Inputs) -> int | None:
+        """Return how many of the first rows of the whole batch every process needs; ``None`` for all of them."""
 
 
 def _norms(split: Split, total: Partial) -> dict[str, Tensor]:
