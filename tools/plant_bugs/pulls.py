@@ -3,6 +3,7 @@
 from tools.plant_bugs.bug import Bug
 
 PULLS = "tests/oracle/test_pulls.py"
+SKIPS = "tests/oracle/test_skips.py"
 
 BUGS = (
     Bug(
@@ -29,9 +30,37 @@ BUGS = (
     Bug(
         "pulls not added to the stream",
         "estimators/_pull_pass.py",
-        "below = [s + c for s, c in zip(levels[1:], shares, strict=True)] if self._path.residual else shares",
+        "below = [above + c for above, c in zip(levels[1:], shares, strict=False)]",
         "below = list(shares)",
         (f"{PULLS}::test_one_pull_is_the_formula",),
+    ),
+    Bug(
+        "skips carry the whole refinement",
+        "estimators/_pull_pass.py",
+        "moved = [after - before for before, after in pairwise(levels[: len(shares) + 1])]",
+        "moved = [after for before, after in pairwise(levels[: len(shares) + 1])]",
+        (f"{SKIPS}::test_n_pulls_sum_all_paths_through_fewer_than_n_branches",),
+    ),
+    Bug(
+        "a skip without its mask",
+        "models/resnet.py",
+        "        delta = delta * (y > 0)\n        return self.shortcut",
+        "        return self.shortcut",
+        (f"{SKIPS}::test_a_block_passes_the_gradient_along_its_skip",),
+    ),
+    Bug(
+        "attention weights not transposed",
+        "feedback/_attention.py",
+        '"bcts,btd->bscd"',
+        '"bcst,btd->bscd"',
+        ("tests/oracle/test_attention_maps.py::test_predictions_are_the_formula",),
+    ),
+    Bug(
+        "a point sees the attention below it",
+        "sites/_attention.py",
+        "for k, weights in found if k > i",
+        "for k, weights in found if k >= 0",
+        ("tests/oracle/test_attention_maps.py::test_every_point_sees_the_heads_above_it",),
     ),
     Bug(
         "pooled prediction without its pixels",
