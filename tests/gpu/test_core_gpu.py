@@ -48,7 +48,7 @@ def test_the_chunk_does_not_change_the_estimate(chunk):
     assert_same(parts, whole)
 
 
-@pytest.mark.filterwarnings("ignore:\nOnline softmax is disabled:UserWarning")
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning")  # it begins with a line break
 @pytest.mark.parametrize("estimator", [splitfg.SplitFG(4), splitfg.ForwardGradient(4), splitfg.Backprop()])
 def test_compiled_equals_eager(estimator):
     split, (x, y) = network(dtype=torch.float32), batch(dtype=torch.float32)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from splitfg.calling import Places, call, places_of
@@ -29,6 +29,8 @@ def whole(function: Callable[..., Any]) -> Callable[..., Any]:
         >>> from splitfg.compiled import whole
         >>> fast = whole(lambda x: 2 * x)  # compiles on its first call
     """
+    if isinstance(function, fx.GraphModule):
+        function = function.forward  # its __call__ hides errors: it handles them in code that cannot be compiled
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
     return compiled
 
