@@ -71,9 +71,26 @@ def test_signs_of_life_renew_the_lease(tmp_path):
     with leased(tmp_path, beat=0.01):
         os.utime(tmp_path / NAME, (0, 0))
         until = time.monotonic() + 5
-        while holder(tmp_path).beat < 2 and time.monotonic() < until:
+        while (tmp_path / NAME).stat().st_mtime == 0 and time.monotonic() < until:
             time.sleep(0.01)
         assert (tmp_path / NAME).stat().st_mtime > time.time() - 60
+
+
+def test_a_sign_of_life_does_not_bring_a_lease_back(tmp_path):
+    with leased(tmp_path, beat=1000) as lease:
+        (tmp_path / NAME).unlink()
+        lease.renew()
+        assert lease.lost
+        assert not (tmp_path / NAME).exists()
+
+
+def test_a_process_that_slept_asks_before_it_writes(tmp_path):
+    with leased(tmp_path, beat=1000) as lease:
+        lease.check()  # was sure a moment ago
+        (tmp_path / NAME).unlink()
+        lease.check()
+        with pytest.raises(LostLeaseError):
+            lease.check(after=0.0)
 
 
 def test_of_many_hosts_one_takes_a_dead_lease_over(tmp_path):

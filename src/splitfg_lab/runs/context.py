@@ -120,9 +120,12 @@ class RunContext:
 
         Raises:
             DivergedError: One of them is not finite.
+            LostLeaseError: Another host took the run over while this one gave no sign of life.
         """
         require_finite(step, values)
         line = {"step": step, "wall_s": round(self.wall_s(), 3), **values}
+        if self._lease is not None:
+            self._lease.check()
         if self._metrics is not None:
             self._metrics.append(line)
         self.emit("metrics", **line)

@@ -1,8 +1,10 @@
 """Leases on run folders, for hosts that share a file system without reliable locks.
 
-``.lease.json`` names the holder of a folder, who writes it again every few seconds. Another host may take the lease
+``.lease.json`` names the holder of a folder, who sets its time anew every few seconds. Another host may take the lease
 over once it is older than its time to live. Ages are differences of times that the file server has set, so the clocks
-of hosts need not agree. Only atomic operations of NFS are used: hard links, exclusive creation and renaming.
+of hosts need not agree. Only atomic operations of NFS are used: hard links, exclusive creation and renaming. A host may
+read old contents from its cache for a while; before it relies on a lease, it creates a file in the folder, which makes
+it read the folder again.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -44,13 +47,11 @@ class Holder:
         host: Name of the host.
         pid: Process on that host.
         token: Identifies the lease.
-        beat: Signs of life so far.
     """
 
     host: str
     pid: int
     token: str
-    beat: int = 0
 
 
 @contextmanager
@@ -84,15 +85,23 @@ class Lease:
     def __init__(self, path: Path, own: Holder) -> None:
         self._path, self._own = path, own
         self.lost = False
+        self._sure = _uptime()
 
     def renew(self) -> None:
-        """Give a sign of life, unless another host has taken the folder over."""
-        if not self.holds():
+        """Give a sign of life, unless another host has taken the folder over.
+
+        It sets the time of the file that was read: if another host replaces the lease meanwhile, that of the old one.
+        """
+        try:
+            with self._path.open("rb") as file:
+                if _holder(file.read()) == self._own:
+                    os.utime(file.fileno() if os.utime in os.supports_fd else self._path)
+                else:
+                    self.lost = True
+        except FileNotFoundError:
             self.lost = True
+        except OSError:  # a network that is away for a moment: the next sign may succeed
             return
-        self._own = replace(self._own, beat=self._own.beat + 1)
-        with suppress(OSError):  # a full disk or a network that is away for a moment: the next sign may succeed
-            _write(self._path, self._own)
 
     def require(self) -> None:
         """Raise :class:`LostLeaseError` if another host has taken the folder over; call it before writing to it."""
@@ -101,11 +110,18 @@ class Lease:
                 f"another host took over {self._path.parent}, since this one gave no sign of life: nothing more is"
                 " written here"
             )
+        self._sure = _uptime()
+
+    def check(self, *, after: float = TTL_S / 2) -> None:
+        """Call :meth:`require` if it was not called for some seconds, as after a pause of the whole process."""
+        if self.lost or _uptime() - self._sure > after:
+            self.require()
 
     def holds(self) -> bool:
-        """Whether the lease still names this process."""
-        there = holder(self._path.parent)
-        return there is not None and there.token == self._own.token
+        """Whether the lease still names this process, by the file server's present contents."""
+        with suppress(OSError):  # a full disk: the cache may be old
+            _now_of(self._path.parent)
+        return holder(self._path.parent) == self._own
 
     def release(self) -> None:
         """Delete the lease if it is still this process's."""
@@ -116,9 +132,22 @@ class Lease:
 def holder(folder: Path) -> Holder | None:
     """Return the holder of a folder's lease; ``None`` if there is none, or it cannot be read."""
     try:
-        return Holder(**json.loads((folder / NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return _holder((folder / NAME).read_bytes())
+    except OSError:
         return None
+
+
+def _holder(text: bytes) -> Holder | None:
+    try:
+        found = json.loads(text)
+        return Holder(found["host"], found["pid"], found["token"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _uptime() -> float:
+    """Return seconds of a clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def is_held_elsewhere(folder: Path, *, ttl: float = TTL_S) -> bool:
