@@ -13,6 +13,7 @@ from typing import Literal
 from splitfg.recipes import (
     Adam,
     AdamL2,
+    AdamW,
     BackpropMethod,
     DirectPathMethod,
     DirectRoute,
@@ -160,11 +161,16 @@ def direct(start: str, rho: float) -> str:
     return f"{start}-direct-rho{rho:g}"
 
 
+def decoupled(name: str) -> str:
+    """Return the name of a preset of CIFAR-100 with AdamW's decay instead of L2 in the gradient."""
+    return f"cifar100-{name}-decoupled"
+
+
 def presets() -> tuple[Preset, ...]:
     """Return all presets, each name once."""
     made = [p for s in SETTINGS for p in _main(s)] + [*_ablation()]
     made += [p for s in SETTINGS for p in (*_screening(s), *_longer(s))]
-    made += [*_feedback(), *_adaptive()]
+    made += [*_feedback(), *_decay(), *_adaptive()]
     return tuple({p.name: p for p in made}.values())
 
 
@@ -221,6 +227,30 @@ def _feedback() -> Iterator[Preset]:
             title, method = PULLS[name]
             config = setting.training(method, setting.backbone)
             yield Preset(f"{setting.dataset}-{name}", f"{setting.label}: {title}, whole network", config, TWO)
+
+
+DECAYED = {
+    "backprop": "Backprop",
+    "split_fg": "Split-FG",
+    "frozen": "frozen trunk, exact head",
+    "learned": "learned feedback, whole network",
+}
+"""Methods on CIFAR-100 that also run with decoupled decay."""
+
+
+def _decay() -> Iterator[Preset]:
+    """CIFAR-100 with the other reading of "weight decay", and with trunk and head clipped apart."""
+    known = {p.name: p for p in (*_main(CIFAR100), *_feedback())}
+    for name, title in DECAYED.items():
+        config = replace(_training_of(known[f"cifar100-{name}"]), optimizer=AdamW(weight_decay=5e-4))
+        yield _full(CIFAR100, f"{name}-decoupled", f"{title}, decoupled decay", config)
+    apart = replace(_training_of(known["cifar100-split_fg"]), clip_apart=True)
+    yield _full(CIFAR100, "split_fg-apart", "Split-FG, clipped apart", apart)
+
+
+def _training_of(preset: Preset) -> ImageTraining:
+    assert isinstance(preset.config, ImageTraining)
+    return preset.config
 
 
 ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
