@@ -104,7 +104,7 @@ RUNGS: dict[str, Rung] = {
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
     "maps-attention": Rung(
-        "Maps along attention to the writers", DirectPathMethod(AttentionMapsFeedback()), (0.03,), _MAPS, 1e-5
+        "Maps along attention to the writers", DirectPathMethod(AttentionMapsFeedback(0.075)), (0.03,), _MAPS, 1e-5
     ),
     "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
