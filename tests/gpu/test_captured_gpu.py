@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from _captured import METHODS, Setting, made_up_windows, optimizers
+from torch import nn
 
-from splitfg import LinearHead
+from splitfg import Backprop, CapturedLearner, ForwardGradient, GradientLearner, LinearHead, SplitFG, split
 from splitfg.compiled import whole
 from splitfg.models import GPTConfig
 from splitfg.recipes import BackpropMethod, ConditionedLaw, FrozenMethod, SplitFGMethod
@@ -112,3 +113,26 @@ def test_memory_does_not_grow_with_the_number_of_tangents_taken_one_by_one():
 
     peak(2)  # cuBLAS allocates its work space in the first step of a process
     assert peak(16) <= 1.05 * peak(2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("estimator", [SplitFG(3), ForwardGradient(3), Backprop()], ids=repr)
+def test_batch_norm_and_dropout_in_training_mode(estimator, dropout):
+    """Batch norm is captured. Dropout is not, and draws the masks of eager code, compiled or not."""
+
+    def trained(captured):
+        torch.manual_seed(0)
+        hidden = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Dropout(dropout), nn.Tanh(), nn.Linear(64, 64)]
+        s = split(nn.Sequential(*hidden, nn.Linear(64, 3)).cuda())
+        learner = GradientLearner(s, estimator, torch.optim.Adam(s.model.parameters(), lr=1e-3))
+        if captured:
+            learner = CapturedLearner(learner, horizon=STEPS)
+        x, y, draws = torch.randn(32, 16), torch.randint(0, 3, (32,)), torch.Generator("cuda").manual_seed(3)
+        for _ in range(STEPS):
+            learner.step(x.cuda(), y.cuda(), generator=draws)
+        assert not captured or learner.captured == (dropout == 0.0)
+        return dict(s.model.state_dict())
+
+    found, expected = trained(True), trained(False)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-2, atol=1e-3)

@@ -36,6 +36,7 @@ from splitfg import (
     split,
     write_grads,
 )
+from splitfg.compiled import CompiledEngine
 from splitfg.splitting.checks import check_batch
 
 X, Y = noise(6, 3), classes(6, count=3)
@@ -76,6 +77,33 @@ TRUNKS = {
     "both": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4)),
 }
 RANDOM = [name for name in TRUNKS if name not in ("batch_norm", "images")]
+
+COMPILED = {
+    "split_fg": lambda: SplitFG(3),
+    "forward_gradient": lambda: ForwardGradient(3),
+    "backprop": Backprop,
+    "differences": lambda: SplitFG(2, engine=CentralDifference()),
+    "feedback": LearnedFeedback,
+}
+
+
+def traced(function):
+    """Compile without generating code, which takes longest."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
+def steps(estimator, name, compile_=None, eager=False):
+    """Take four steps, captured if there is a compiler, and return parameters and buffers."""
+    s, draws = cut(name), generator(3)
+    learner = GradientLearner(s, estimator, torch.optim.Adam(s.model.parameters(), lr=0.1))
+    if compile_ is not None:
+        learner = CapturedLearner(learner, horizon=5, compile_=compile_)
+    for _ in range(4):
+        learner.step(X, Y, generator=draws)
+    assert compile_ is None or learner.eager == eager
+    return dict(s.model.state_dict())
+
+
 EXACT = {  # as many orthogonal tangents as parameters give the gradient itself
     "split_fg": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal()),
     "chunk_1": lambda s: SplitFG(s.count(Role.TRUNK), law=Orthogonal(), engine=ForwardMode(chunk=1)),
@@ -261,26 +289,40 @@ class TestState:
             assert s.trunk[1].num_batches_tracked == step
         assert torch.equal(torch.get_rng_state(), state)
 
-    @pytest.mark.parametrize("name", ["both", "batch_norm", "dropout"])
-    def test_captured_and_eager_take_the_same_steps(self, name):
-        def trained(captured):
-            s, draws = cut(name), generator(3)
-            learner = GradientLearner(s, SplitFG(3), torch.optim.Adam(s.model.parameters(), lr=0.1))
-            if captured:
-                learner = CapturedLearner(learner, horizon=5, compile_=lambda function: function)
-            for _ in range(4):
-                learner.step(X, Y, generator=draws)
-            assert not captured or learner.eager == (name != "batch_norm")
-            return dict(s.model.state_dict())
-
+    @pytest.mark.parametrize(
+        ("method", "name", "eager"),
+        [
+            *[("split_fg", name, False) for name in ("both", "batch_norm", "dropout")],
+            *[("forward_gradient", "both", False), ("backprop", "both", False)],
+            *[("differences", "both", True), ("differences", "batch_norm", False), ("feedback", "both", True)],
+        ],
+    )
+    def test_compiled_and_eager_steps_draw_the_same_masks(self, method, name, eager):
+        """Traced by the compiler, so that one mask serves the primal and all tangents there too."""
         with warnings.catch_warnings(record=True) as shown:
             warnings.simplefilter("always")
-            close(trained(True), trained(False), 1e-7)
-        assert [str(w.message) for w in shown if "random numbers" in str(w.message)] == (
-            ["the network draws random numbers, as dropout does: steps run in eager code"]
-            if name != "batch_norm"
-            else []
-        )
+            close(steps(COMPILED[method](), name, traced, eager), steps(COMPILED[method](), name), 1e-6)
+        expected = ["the network draws random numbers, as dropout does: steps run in eager code"] if eager else []
+        assert [str(w.message) for w in shown if "random numbers" in str(w.message)] == expected
+
+    def test_generated_code_draws_the_same_masks(self):
+        s, engine = cut("both"), CompiledEngine(ForwardMode())
+        expected = SplitFG(3)(s, X, Y, generator=generator())
+        close(SplitFG(3, engine=engine)(s, X, Y, generator=generator()).grads, expected.grads, 1e-9)
+
+    def test_code_that_draws_other_numbers_is_not_used(self):
+        def other(function):
+            compiled = traced(function)
+
+            def run(*given):
+                torch.rand(1)
+                return compiled(*given)
+
+            return run
+
+        with pytest.warns(UserWarning, match="compiled code draws others .* eager code"):
+            found = steps(SplitFG(3), "dropout", other, eager=True)
+        close(found, steps(SplitFG(3), "dropout"), 1e-6)
 
     def test_split_models(self):
         model = seeded(lambda: nn.Sequential(*TRUNKS["both"](), nn.Linear(4, 3))).double()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from splitfg.calling._effects import Observed
+from splitfg.calling._effects import Observed, copies
 from splitfg.calling._restore import restored
 from splitfg.types import Params
 
@@ -59,6 +59,7 @@ def call(
     *,
     places: Places,
     observed: Observed | None = None,
+    written: Sequence[str] | None = None,
 ) -> Any:
     """Call a module with these parameters in place of its own, and restore what the call assigns in the module.
 
@@ -69,12 +70,15 @@ def call(
         kwargs: Keyword arguments of the call.
         places: The module's :func:`places_of`.
         observed: Observations of earlier passes: the call writes to copies of the buffers that they wrote to.
+        written: Names of these buffers, if the call may be compiled, which cannot ask for them.
 
     Returns:
         The module's return value.
     """
     with restored(module, observed=observed), eager_parts(module):
-        params = params if observed is None else {**observed.copies(module), **params}
+        if not torch.compiler.is_compiling():
+            written = () if observed is None else observed.names(module)
+        params = {**copies(module, written or ()), **params}
         if not places:
             return functional_call(module, params, args, kwargs)
         placed = {place: p for name, p in params.items() for place in places.get(name, (name,))}

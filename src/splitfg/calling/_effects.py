@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 Flags: TypeAlias = tuple[bool, ...]
@@ -71,15 +70,23 @@ class Observed:
         """Return ``id`` of the buffers that passes write to in place."""
         return {id(module._buffers.get(leaf)) for module, leaves in self._places.items() for leaf in leaves}
 
-    def copies(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return copies of a module's buffers that passes write to, by name, for a pass to write to instead.
-
-        :mod:`torch.func` raises if a pass writes in place to a tensor from outside the transformed function.
-        """
-        if torch.compiler.is_compiling() or not self._places:
-            return {}
+    def names(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the names of a module's buffers that passes write to; not for compiled code."""
+        if not self._places:
+            return ()
         ids = self.tensors()
-        return {name: buffer.clone() for name, buffer in module.named_buffers() if id(buffer) in ids}
+        return tuple(name for name, buffer in module.named_buffers() if id(buffer) in ids)
+
+
+def copies(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return copies of a module's buffers, for a pass to write to instead.
+
+    :mod:`torch.func` raises if a pass writes in place to a tensor from outside the transformed function.
+    """
+    if not names:
+        return {}
+    held = dict(module.named_buffers())
+    return {name: held[name].clone() for name in names}
 
 
 def modules_of(parts: Iterable[nn.Module]) -> Iterable[nn.Module]:

@@ -2,7 +2,8 @@
 
 All compiled code is pure: the trunk under tangents (with forward mode *inside* the compiled function, since dual
 tensors handed into one have lost their tangents in some versions of torch), the trunk under reverse mode, and the
-loss with its closed form. Random numbers are drawn outside. The result is the same estimate, up to rounding.
+loss with its closed form. Tangents are drawn outside, and callers seed torch's generators for dropout masks. The result
+is the same estimate, up to rounding.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from splitfg.types import Engine, Params, TrunkFunction
 def whole(function: Callable[..., Any]) -> Callable[..., Any]:
     """Apply :func:`torch.compile` with static shapes; raises if the function cannot be compiled as a whole.
 
+    Compiled code draws the random numbers of eager code, such as the same dropout masks.
+
     Example:
         >>> from splitfg.compiled import whole
         >>> fast = whole(lambda x: 2 * x)  # compiles on its first call
     """
     if isinstance(function, fx.GraphModule):
         function = function.forward  # its __call__ hides errors: it handles them in code that cannot be compiled
-    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    compiled: Callable[..., Any] = torch.compile(
+        function, fullgraph=True, dynamic=False, options={"fallback_random": True}
+    )
     return compiled
 
 

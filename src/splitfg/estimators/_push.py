@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor
 
+from splitfg.compiled import CompiledEngine
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if
 from splitfg.splitting import TANGENTS, ForwardOnlyTrunk, Split, explained, tangent_problems
@@ -16,12 +19,20 @@ def push(
 ) -> tuple[Tensor, Tensor]:
     """Return f and its directional derivatives.
 
+    Args:
+        engine: Pushes the tangents.
+        f: The function.
+        params: Where to take the derivatives.
+        tangents: Directions.
+        split: The network that f runs, with the random numbers of f.
+        x: Inputs of f.
+
     Raises:
         SplitError: An operator has no forward-mode rule; names operator and module.
     """
     if skip_checks():
         return engine(f, params, tangents)
-    with explained(split, x):
+    with explained(split, x), split.drawing() if isinstance(engine, CompiledEngine) else nullcontext():
         return engine(f, params, tangents)
 
 

@@ -87,8 +87,9 @@ class ForwardGradient(TangentSettings):
         loss, d = tangents.new_zeros(()), tangents.new_zeros(tangents.shape[0])
         params, by_name = split.trained_params(), layout.unflatten(tangents)
         for i, (part_x, part_y) in enumerate(batch):
-            f = split.part(i).loss_function(part_x, part_y, normaliser)
-            part_loss, part_d = push(self.engine, f, params, by_name, split=split, x=part_x)
+            part = split.part(i)
+            f = part.loss_function(part_x, part_y, normaliser)
+            part_loss, part_d = push(self.engine, f, params, by_name, split=part, x=part_x)
             loss, d = loss + part_loss, d + part_d
         return loss, d
 

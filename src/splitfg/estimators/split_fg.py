@@ -173,7 +173,8 @@ class SplitFG(TangentSettings):
         """d_k = <u, J v_k> over all parts of the batch, shape ``(c,)``."""
         total: Tensor | None = None
         for i, (x, y) in enumerate(batch):
-            h, dh = push(self.engine, split.part(i).trunk_function(x), params, tangents, split=split, x=x)
+            part = split.part(i)
+            h, dh = push(self.engine, part.trunk_function(x), params, tangents, split=part, x=x)
             u = head.u(i, h, y)
             d = _inner(dh, u)
             total = d if total is None else total + d

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, whole
+from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
-from splitfg.estimators import MessagingEstimator
+from splitfg.estimators import Backprop, Estimator, ForwardGradient, MessagingEstimator, SplitFG
 from splitfg.feedback import EveryNth
 from splitfg.learners._agreement import Rounding, disagreements, precision, problems
 from splitfg.learners.gradient import GradientLearner
@@ -21,6 +22,8 @@ from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_as
 from splitfg.types import Estimate, Inputs, StepStats, Target
 
 _Kind: TypeAlias = tuple[bool, ...]
+
+_DRAWS = "the network draws random numbers, as dropout does"
 
 
 class DeviceBatches(Protocol):
@@ -49,7 +52,9 @@ class CapturedLearner:
     the two share their memory.
 
     The first step of either kind compares compiled and eager gradients. A network that draws random numbers, as
-    dropout does in training mode, runs in eager code, with a warning: its masks come from a seed of every step.
+    dropout does in training mode, takes its masks from a seed of every step, which a CUDA graph cannot set: its steps
+    run without a graph, with a warning. They are compiled, with the masks of eager code, for :class:`~splitfg.SplitFG`
+    and :class:`~splitfg.ForwardGradient` with forward mode and :class:`~splitfg.Backprop`, and eager for others.
 
     With a :class:`~splitfg.distributed.DistributedEstimator`, the graph holds the messages of NCCL. Those of gloo pass
     through the host: steps then run compiled without a graph, with a warning.
@@ -96,7 +101,7 @@ class CapturedLearner:
         self._y: Target | None = None
         self._measured = [maps for maps in learner.learned.values() if isinstance(maps, EveryNth)]
         self._checked: set[_Kind] = set()
-        self.eager = False
+        self.eager = self._warned = False
         self._rates: DeviceRates
         self._replays: dict[_Kind, Replay[StepStats]] = {}
         self._generator: torch.Generator | None = None
@@ -132,12 +137,16 @@ class CapturedLearner:
             batch = self._look_up()
             expected = self._eager.estimate(*batch, generator=generator)
             generator.set_state(state)
-            if self._random():
-                self._fast = self._eager
+            if self._random() and not _draws_alike(self._eager.estimator):
+                self._run_eagerly("steps run in eager code")
                 return
             found = self._fast.estimate(*batch, generator=generator)
             generator.set_state(state)
-            self._compare(batch, expected, found, generator)
+            found_problems = self._differences(batch, expected, found, generator)
+        if found_problems and self._random():
+            self._run_eagerly("compiled code draws others on this device, and steps run in eager code")
+            return
+        raise_if(found_problems)
         self._checked.add(self._kind)
 
     def step(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
@@ -190,7 +199,7 @@ class CapturedLearner:
                 device=self._device,
                 generator=generator,
                 aside=self._aside,
-                eager=lambda: self._random() or not self._capturable,
+                eager=self._must_not_capture,
                 pool=self._pool,
             )
         return self._replays[self._kind]
@@ -206,12 +215,20 @@ class CapturedLearner:
         return not isinstance(estimator, MessagingEstimator) or estimator.capturable
 
     def _random(self) -> bool:
-        """Whether the network draws random numbers; warns of it once."""
-        random = self._eager.split.traits(self._look_up()[0]).random
-        if random and not self.eager:
-            self.eager = True
-            warnings.warn("the network draws random numbers, as dropout does: steps run in eager code", stacklevel=4)
-        return random
+        """Whether the network draws random numbers."""
+        return self._eager.split.traits(self._look_up()[0]).random
+
+    def _must_not_capture(self) -> bool:
+        """Whether steps cannot be captured; warns of random numbers once."""
+        random = self._random()
+        if random and not self.eager and not self._warned:
+            self._warned = True
+            warnings.warn(f"{_DRAWS}: steps run without a CUDA graph", stacklevel=5)
+        return random or not self._capturable
+
+    def _run_eagerly(self, words: str) -> None:
+        self._fast, self.eager = self._eager, True
+        warnings.warn(f"{_DRAWS}: {words}", stacklevel=4)
 
     def _advance(self) -> StepStats:
         """Take one step, entirely on the device."""
@@ -246,10 +263,10 @@ class CapturedLearner:
         for place, value in _matched((self._x, self._y), (x, y)):
             place.copy_(value)
 
-    def _compare(
+    def _differences(
         self, batch: tuple[Inputs, Target], expected: Estimate, found: Estimate, generator: torch.Generator
-    ) -> None:
-        """Compare compiled with eager estimates of a batch, tensor by tensor."""
+    ) -> list[str]:
+        """List the differences of compiled and eager estimates of a batch, tensor by tensor."""
         (x, y), split, state = batch, self._eager.split, generator.get_state()
 
         def run(x: Inputs) -> Estimate:
@@ -258,7 +275,14 @@ class CapturedLearner:
 
         rounding = Rounding(split, precision(self._dtype, self._device)).measure(run, x, expected)
         generator.set_state(state)
-        raise_if(problems(disagreements(expected, found, rounding, split.roles, self._dtype)))
+        return problems(disagreements(expected, found, rounding, split.roles, self._dtype))
+
+
+def _draws_alike(estimator: Estimator) -> bool:
+    """Whether compiled code of an estimator draws the random numbers of eager code: every pass is one compiled call."""
+    if not isinstance(estimator, SplitFG | ForwardGradient):
+        return type(estimator) is Backprop
+    return isinstance(estimator.engine, ForwardMode)
 
 
 def _restore_settings(optimizer: dict[str, Any], settings: list[dict[str, Any]]) -> None:

@@ -39,16 +39,26 @@ class Passes:
         return replace(self, seed=seed)
 
     def call(
-        self, trunk: nn.Module, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], *, places: Places
+        self,
+        trunk: nn.Module,
+        params: Params,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        places: Places,
+        written: Sequence[str],
     ) -> Any:
         """Call a trunk functionally; see ``call``."""
         with self.drawing(trunk.parameters()):
-            return call(trunk, params, args, kwargs, places=places, observed=self.observed)
+            return call(trunk, params, args, kwargs, places=places, observed=self.observed, written=written)
 
     @contextmanager
     def drawing(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Draw random numbers from the seed of the step, if there is one, and restore the generators afterwards."""
-        if self.seed is None:
+        """Draw random numbers from the seed of the step, if there is one, and restore the generators afterwards.
+
+        Compiled code does not set generators: its callers do, with :meth:`Split.drawing`.
+        """
+        if torch.compiler.is_compiling() or self.seed is None:
             yield
             return
         with _seeded(self.seed, next((t.device for t in tensors if t.device.type == "cuda"), None)):

@@ -195,6 +195,15 @@ class Split:
             )
         return self._seeded(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
 
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw the random numbers of the step from torch's global generators, and restore these; for compiled passes.
+
+        Other passes of a split do so by themselves.
+        """
+        with self._passes.drawing(self.model.parameters()):
+            yield
+
     def part(self, index: int) -> Split:
         """Return the split of a step for one part of its batch, which draws random numbers of its own."""
         seed = self._passes.seed
@@ -289,11 +298,15 @@ class Split:
         local = {outer: inner for inner, outer in self._trunk_names.items()}
         inputs, named = arguments(x)
         padded = [] if for_reverse_mode else padded_tables(self.trunk)
+        compiling = torch.compiler.is_compiling()
+        written = () if compiling else self._passes.observed.names(self.trunk)
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
             with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
-                h: Tensor = self._passes.call(self.trunk, own, inputs, named, places=self._trunk_places)
+                h: Tensor = self._passes.call(
+                    self.trunk, own, inputs, named, places=self._trunk_places, written=written
+                )
             return h
 
         return f
