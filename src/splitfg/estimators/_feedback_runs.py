@@ -42,7 +42,7 @@ class EagerRun:
 
     def __init__(self, feedback: LearnedFeedback, split: Split, x: Inputs, share: Share) -> None:
         self._feedback, self._split, self._x, self._share = feedback, split, x, share
-        self._tape = feedback.record(split, x)
+        self._tape = feedback.record(split, x, lean=True)
 
     @property
     def h(self) -> Tensor:
@@ -50,9 +50,12 @@ class EagerRun:
         return self._tape.h
 
     def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
-        """Sweep the tape, and measure."""
-        swept = self._feedback.sweep(self._split, self._tape, u)
-        return swept.grads, self._feedback.learn_from_all(self._split, self._x, self._tape, generator, self._share)
+        """Sweep the tape, and measure; a sweep that frees the tape on the way comes last."""
+        feedback, split = self._feedback, self._split
+        consume = feedback.is_lean(split)
+        grads = {} if consume else feedback.sweep(split, self._tape, u).grads
+        change = feedback.learn_from_all(split, self._x, self._tape, generator, self._share)
+        return feedback.sweep(split, self._tape, u, consume=True).grads if consume else grads, change
 
 
 class CompiledFeedback:

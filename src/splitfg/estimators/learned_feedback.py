@@ -23,7 +23,7 @@ from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
 from splitfg.numerics import added, norm
-from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_tape
+from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_lean_tape, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
 from splitfg.splitting.checks import begin_step, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
@@ -177,21 +177,29 @@ class LearnedFeedback:
         """Compile the head, and the trunk's pass together with the sweep and the measurement."""
         return with_compiled_head(split, compile_), replace(self, runner=CompiledFeedback(compile_))
 
-    def record(self, split: Split, x: Inputs) -> Tape:
-        """Run the trunk once and record it."""
+    def record(self, split: Split, x: Inputs, *, lean: bool = False) -> Tape:
+        """Run the trunk once and record it; ``lean`` keeps only the values that this estimator reads."""
         if not skip_checks() and not isinstance(split.trunk, TapedTrunk):
             split.validate_once("learned feedback's tape", lambda: pass_problems(split, x))
-        return _recorded(split, x)
+        return _recorded_lean(split, x) if lean and self.is_lean(split) else _recorded(split, x)
 
-    def sweep(self, split: Split, tape: Tape, u: Tensor, keep: Collection[int] = ()) -> Swept:
-        """Carry u through a recorded pass; keep gradients at the outputs of these places."""
-        return sweep(tape, u, self.route, _trained(split), keep)
+    def is_lean(self, split: Split) -> bool:
+        """Whether a step needs only some values of a pass, and each of them once."""
+        measured_alone = not self.route.due or type(self.chosen_probe(split)) is LayerDifference
+        return self.route.lean and measured_alone and not isinstance(split.trunk, TapedTrunk)
+
+    def sweep(self, split: Split, tape: Tape, u: Tensor, keep: Collection[int] = (), *, consume: bool = False) -> Swept:
+        """Carry u through a recorded pass; keep gradients at the outputs of these places.
+
+        With ``consume``, free the values of the pass on the way; see :func:`~splitfg.feedback.sweep`.
+        """
+        return sweep(tape, u, self.route, _trained(split), keep, consume=consume)
 
     def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
         """Return the change of the maps from the first rows of all processes together; see :meth:`learn`."""
         if share.inputs is None or not self.route.due:
             return self.learn(split, x, tape, generator)
-        return self.learn(split, share.inputs, self.record(split, share.inputs), generator)
+        return self.learn(split, share.inputs, self.record(split, share.inputs, lean=True), generator)
 
     def learn(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator) -> Params:
         """Measure the response to noise, and return the change of the maps; empty if none is learned at this step."""
@@ -277,6 +285,10 @@ def _recorded(split: Split, x: Inputs, alter: Alter | None = None) -> Tape:
     if isinstance(split.trunk, TapedTrunk):
         return split.trunk.tape(x if isinstance(x, tuple) else (x,), _trained(split), alter)
     return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split), alter=alter)
+
+
+def _recorded_lean(split: Split, x: Inputs) -> Tape:
+    return record_lean_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split))
 
 
 def _trained(split: Split) -> Mapping[int, str]:

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._map_rules import MapRule, Proximal
-from splitfg.feedback._responses import Noise, Response
-from splitfg.feedback._route import Route, Shares, read_places, white_noise
+from splitfg.feedback._responses import Noise, Response, white_noise
+from splitfg.feedback._route import Route, Shares, read_places
 from splitfg.numerics import widened
 from splitfg.sites import Tape, layer_operations
 from splitfg.types import Params

@@ -116,12 +116,17 @@ class DeltaRule(_StartsAtZero):
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
-        rest = response - e @ maps.mT
-        return self.step(e.shape[-2], e.shape[-1], e) * (rest.mT @ e)
+        return self.from_rest(torch.baddbmm(response, e, maps.mT, alpha=-1), e)
+
+    def from_rest(self, rest: Tensor, e: Tensor) -> Tensor:
+        """Return the step for a known rest R."""
+        return (rest.mT @ e).mul_(self.step(e.shape[-2], e.shape[-1], e))
 
     def step(self, rows: int, inputs: int, e: Tensor) -> Tensor:
         """Return the factor of Rᵀ E, for noise of any scale."""
-        return (self.rate / (rows + inputs)) / e.square().mean().clamp_min(torch.finfo(e.dtype).tiny)
+        mean_square = torch.linalg.vector_norm(e).square() / e.numel()
+        factor: Tensor = (self.rate / (rows + inputs)) / mean_square.clamp_min(torch.finfo(e.dtype).tiny)
+        return factor
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class Difference(Probe):
 class LayerDifference(Probe):
     """Every layer once more and by itself, with noise added to what it read: (layer(a + ε e) - layer(a)) / ε.
 
+    Linear layers run on the noise itself, layer(e) - layer(0), which is the same number.
     Cheaper than :class:`Difference`: nothing between layers runs again, every layer runs on as few samples as its map
     needs, no second pass is kept, and the noise stays white. It needs a trunk whose layers can be called alone, and a
     route that maps layers, as :class:`Relay`.

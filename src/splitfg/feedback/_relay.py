@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.grad import conv1d_input, conv2d_input, conv2d_weight
 
 from splitfg.feedback._map_rules import DeltaRule, MapRule
-from splitfg.feedback._responses import Noise, Response
-from splitfg.feedback._route import Route, Shares, read_places, white_noise
+from splitfg.feedback._responses import Noise, NoiseInTurn, Response, white_noise
+from splitfg.feedback._route import Route, Shares, read_places
 from splitfg.numerics import widened
 from splitfg.sites import Operation, Tape, layer_operations
 from splitfg.types import Params
@@ -52,6 +53,7 @@ class Relay(Route):
     """
 
     by_layer: ClassVar[bool] = True
+    lean: ClassVar[bool] = True
 
     def samples(self, tape: Tape) -> int | None:
         """Return enough for ``_ROWS`` rows at every input of a map: convolutions have rows in plenty."""
@@ -67,29 +69,38 @@ class Relay(Route):
         for _, o in layer_operations(tape):
             needed[id(o.input)] = max(needed.get(id(o.input), 0), _samples(o))
         outputs = [tape.operations[place].output for place in places]
-        return {p: white_noise(out[: needed[id(out)]], generator) for p, out in zip(places, outputs, strict=True)}
+        like = {place: out[: needed[id(out)]] for place, out in zip(places, outputs, strict=True)}
+        return NoiseInTurn(like, generator)
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of every layer's map, from how its input and output moved."""
         samples = {place: _samples(o) for place, o in layer_operations(tape) if tape.is_active(o.input)}
-        found: dict[str, list[tuple[Operation, Tensor, Tensor]]] = {}
-        for place, moved in response.layers(samples, noise).items():
+        calls = Counter(tape.operations[place].name for place in samples)
+        rule, changes = self._rule(response), {}
+        waiting: dict[str, list[tuple[Operation, Tensor, Tensor]]] = {}
+        for place, moved in response.layers(samples, noise):
             operation = tape.operations[place]
-            found.setdefault(operation.name, []).append((operation, *moved))
-        rule = self._rule(response)
-        return {name: self._changed(name, calls, rule) for name, calls in found.items()}
+            waiting.setdefault(operation.name, []).append((operation, *moved))
+            del moved
+            if len(waiting[operation.name]) == calls[operation.name]:  # no other call, so that memory can be freed
+                changes[operation.name] = self._changed(operation.name, waiting.pop(operation.name), rule, response)
+        return changes | {name: self._changed(name, made, rule, response) for name, made in waiting.items()}
 
-    def _changed(self, name: str, calls: Sequence[tuple[Operation, Tensor, Tensor]], rule: MapRule) -> Tensor:
+    def _changed(
+        self, name: str, calls: Sequence[tuple[Operation, Tensor, Tensor]], rule: MapRule, response: Response
+    ) -> Tensor:
         """Return the change of one layer's map from all of its calls."""
         module = _module(calls[0][0])
         if len(calls) == 1 and isinstance(rule, DeltaRule) and isinstance(module, nn.Conv2d):
             _, da, dz = calls[0]
             m = self._map(name, _map_shape(module), da)
-            return _convolved_change(rule, module, m, widened(da), widened(dz))
+            return _convolved_change(rule, module, m, widened(da), widened(dz), fresh=response.fresh)
         pairs = [_rows(module, da, dz) for _, da, dz in calls]
-        e, t = (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
-        shape = (e.shape[0], t.shape[-1], e.shape[-1])
-        return rule.change(self._map(name, shape, e), widened(e), widened(t))
+        e, t = pairs[0] if len(pairs) == 1 else (torch.cat(parts, dim=-2) for parts in zip(*pairs, strict=True))
+        m, e, t = self._map(name, (e.shape[0], t.shape[-1], e.shape[-1]), e), widened(e), widened(t)
+        if isinstance(rule, DeltaRule) and response.fresh and t.is_contiguous():
+            return rule.from_rest(t.baddbmm_(e, m.mT, alpha=-1), e)
+        return rule.change(m, e, t)
 
     def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
         """Add Mᵀ δ to the gradient at the layer's input."""
@@ -120,7 +131,7 @@ def _map_shape(module: nn.Conv1d | nn.Conv2d) -> tuple[int, int, int]:
     return module.groups, module.out_channels // module.groups, module.weight[0].numel()
 
 
-def _convolved_change(rule: DeltaRule, module: nn.Conv2d, m: Tensor, da: Tensor, dz: Tensor) -> Tensor:
+def _convolved_change(rule: DeltaRule, module: nn.Conv2d, m: Tensor, da: Tensor, dz: Tensor, *, fresh: bool) -> Tensor:
     """Return the delta rule's change of a convolution's map by convolutions, without a matrix of patches.
 
     The same number as :meth:`DeltaRule.change` for the patches of ``da`` as rows, but for the scale of the noise, which
@@ -128,10 +139,11 @@ def _convolved_change(rule: DeltaRule, module: nn.Conv2d, m: Tensor, da: Tensor,
     """
     geometry: tuple[Any, ...] = (module.stride, module.padding, module.dilation, module.groups)
     shape = module.weight.shape
-    rest = dz - F.conv2d(da, m.reshape(shape), None, *geometry)
+    predicted = F.conv2d(da, m.reshape(shape), None, *geometry)
+    rest = dz.sub_(predicted) if fresh else dz - predicted
     product: Tensor = conv2d_weight(da, shape, rest, *geometry)
     rows = dz.shape[0] * dz.shape[2] * dz.shape[3]
-    return rule.step(rows, m.shape[-1], da) * product.reshape(m.shape)
+    return product.reshape(m.shape).mul_(rule.step(rows, m.shape[-1], da))
 
 
 def _samples(operation: Operation) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -11,10 +11,57 @@ import torch
 from torch import Tensor
 
 from splitfg.errors import SplitError
-from splitfg.sites import Operation, Tape
+from splitfg.sites import Operation, Tape, is_linear
 
 Noise: TypeAlias = Mapping[int, Tensor]
 """Noise for the outputs of operations, by their place on the tape; broadcast to the output."""
+
+
+class NoiseInTurn(Mapping[int, Tensor]):
+    """White noise that is drawn where it is asked for, always in the order of places, and can be forgotten.
+
+    Equal to noise that is drawn for all places at once, also in the state of the generator once all of it is drawn.
+
+    Args:
+        like: Tensors of the shapes, dtypes and devices of the noise, by place.
+        generator: Source of the noise.
+    """
+
+    def __init__(self, like: Mapping[int, Tensor], generator: torch.Generator) -> None:
+        self._like, self._generator = like, generator
+        self._ahead = iter(like)
+        self._drawn: dict[int, Tensor] = {}
+
+    def __getitem__(self, place: int) -> Tensor:
+        if place not in self._like:
+            raise KeyError(place)
+        while place not in self._drawn:
+            self._draw(next(self._ahead))
+        return self._drawn[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._like)
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+    def forget(self, place: int) -> None:
+        """Free the noise of a place that no one asks for again."""
+        self._drawn.pop(place, None)
+
+    def draw_rest(self) -> None:
+        """Move the generator on as if all noise had been drawn."""
+        for place in self._ahead:
+            self._draw(place)
+            self.forget(place)
+
+    def _draw(self, place: int) -> None:
+        self._drawn[place] = white_noise(self._like[place], self._generator)
+
+
+def white_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw standard normal noise of a tensor's shape, dtype and device."""
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
 class Response(ABC):
@@ -22,6 +69,9 @@ class Response(ABC):
 
     white: ClassVar[bool] = False
     """Whether the inputs of layers move by white noise, rather than by noise that has passed other layers."""
+
+    fresh: ClassVar[bool] = False
+    """Whether the changes of outputs that :meth:`layer` returns are new tensors, which may be written over."""
 
     @abstractmethod
     def input(self, place: int) -> Tensor | None:
@@ -49,10 +99,12 @@ class Response(ABC):
         dz = dz - noise[place] if place in noise else dz
         return (da[:samples], dz[:samples]) if da.shape[0] == dz.shape[0] else (da, dz)
 
-    def layers(self, samples: Mapping[int, int], noise: Noise) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Return how the inputs and outputs of layers moved, by their places; see :meth:`layer`."""
-        found = {place: self.layer(place, noise, count) for place, count in samples.items()}
-        return {place: moved for place, moved in found.items() if moved is not None}
+    def layers(self, samples: Mapping[int, int], noise: Noise) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Yield the places of layers and how their inputs and outputs moved, one after the other; see :meth:`layer`."""
+        for place, count in samples.items():
+            moved = self.layer(place, noise, count)
+            if moved is not None:
+                yield place, moved
 
 
 @dataclass(frozen=True)
@@ -93,9 +145,14 @@ class Tangents(Response):
 
 @dataclass(frozen=True)
 class LayersAlone(Response):
-    """Differences of single layers, from what they read and wrote in a recorded pass."""
+    """Differences of single layers, from what they read and wrote in a recorded pass.
+
+    A linear layer responds to noise in the same way at every input, so it runs on the noise itself and on one sample of
+    zeros: (W e + b) - b. What it read and wrote in the pass is not needed.
+    """
 
     white: ClassVar[bool] = True
+    fresh: ClassVar[bool] = True
 
     tape: Tape
     width: Tensor
@@ -113,34 +170,59 @@ class LayersAlone(Response):
         return "LayerDifference runs layers alone, so that nothing reaches h: use Difference() with this route"
 
     def layer(self, place: int, noise: Noise, samples: int) -> tuple[Tensor, Tensor] | None:
-        return self.layers({place: samples}, noise).get(place)
+        e, operation = self._noise(place, samples, noise), self.tape.operations[place]
+        if e is None:
+            return None
+        if operation.module is None:
+            raise SplitError([f"{operation} is no module that runs alone: use Difference()"])
+        if is_linear(operation.module):
+            z = operation.run(e)
+            return e, z if operation.module.bias is None else z.sub_(operation.run(torch.zeros_like(e[:1])))
+        return e, self._difference(place, operation.run(self._moved(place, e)))
 
-    def layers(self, samples: Mapping[int, int], noise: Noise) -> Mapping[int, tuple[Tensor, Tensor]]:
+    def layers(self, samples: Mapping[int, int], noise: Noise) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        if self.tape.alone is None:
+            yield from self._one_by_one(samples, noise)
+            return
         drawn = {place: self._noise(place, count, noise) for place, count in samples.items()}
         e = {place: n for place, n in drawn.items() if n is not None}
-        operations = {place: self.tape.operations[place] for place in e}
-        given = {place: torch.add(operations[place].input[: len(n)], self.width * n) for place, n in e.items()}
-        written = _run_alone(operations, given) if self.tape.alone is None else self.tape.alone(given)
-        moved = {place: (z - operations[place].output[: len(z)]) / self.width for place, z in written.items()}
-        return {place: (e[place], dz) for place, dz in moved.items()}
+        for place, z in self.tape.alone({place: self._moved(place, n) for place, n in e.items()}).items():
+            yield place, (e[place], self._difference(place, z))
+
+    def _one_by_one(self, samples: Mapping[int, int], noise: Noise) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """Run every layer where its response is asked for, and free noise that no later layer reads."""
+        last = {self._source(place, noise): place for place in samples}
+        for place, count in samples.items():
+            moved = self.layer(place, noise, count)
+            if moved is None:
+                continue
+            source = self._source(place, noise)
+            if isinstance(noise, NoiseInTurn) and source is not None and last[source] == place:
+                noise.forget(source)
+            yield place, moved
+            del moved  # before the next layer runs
+        if isinstance(noise, NoiseInTurn):
+            noise.draw_rest()
+
+    def _source(self, place: int, noise: Noise) -> int | None:
+        """Return the place whose output a layer reads, if there is noise for it."""
+        a = first_argument(self.tape.operations[place])
+        return None if a is None else next((i for i in noise if self.tape.operations[i].output is a), None)
+
+    def _moved(self, place: int, e: Tensor) -> Tensor:
+        return torch.add(self.tape.operations[place].input[: len(e)], self.width * e)
+
+    def _difference(self, place: int, z: Tensor) -> Tensor:
+        dz: Tensor = (z - self.tape.operations[place].output[: len(z)]) / self.width
+        return dz
 
     def _noise(self, place: int, samples: int, noise: Noise) -> Tensor | None:
         """Return the noise at what a layer reads, for as many samples as were drawn; ``None`` if there is none."""
-        a = first_argument(self.tape.operations[place])
-        source = next((i for i in noise if self.tape.operations[i].output is a), None)
-        if a is None or source is None:
+        source = self._source(place, noise)
+        if source is None:
             return None
         drawn = noise[source]
-        return drawn.expand(len(drawn), *a.shape[1:])[:samples]
-
-
-def _run_alone(operations: Mapping[int, Operation], given: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    found: dict[int, Tensor] = {}
-    for place, a in given.items():
-        if operations[place].module is None:
-            raise SplitError([f"{operations[place]} is no module that runs alone: use Difference()"])
-        found[place] = operations[place].run(a)
-    return found
+        return drawn.expand(len(drawn), *self.tape.operations[place].input.shape[1:])[:samples]
 
 
 def first_argument(operation: Operation) -> Tensor | None:

@@ -48,6 +48,9 @@ class Route(EveryNth, ABC):
     by_layer: ClassVar[bool] = False
     """Whether the maps learn from the responses of single layers, so that these may run alone."""
 
+    lean: ClassVar[bool] = False
+    """Whether ``back`` reads no value of a tape, and ``change`` no more than the inputs of layers."""
+
     def __init__(self, rule: MapRule | None = None, *, every: int = 1) -> None:
         self.rule = rule
         self.every = every
@@ -141,8 +144,3 @@ def read_places(tape: Tape) -> list[int]:
     """Return the places of the operations whose outputs are read by layers; each once."""
     read = {id(o.input) for _, o in layer_operations(tape) if tape.is_active(o.input)}
     return [i for i, o in enumerate(tape.operations) if id(o.output) in read]
-
-
-def white_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw standard normal noise of a tensor's shape, dtype and device."""
-    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
@@ -39,7 +39,15 @@ class Swept:
     kept: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str], keep: Collection[int] = ()) -> Swept:
+def sweep(
+    tape: Tape,
+    u: Tensor,
+    route: Route,
+    trained: Mapping[int, str],
+    keep: Collection[int] = (),
+    *,
+    consume: bool = False,
+) -> Swept:
     """Go through a tape from h to its beginning: no reverse-mode differentiation, no weight of another layer.
 
     Args:
@@ -48,6 +56,8 @@ def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str], keep:
         route: Carries gradients from the outputs of layers to the tensors that layers read.
         trained: From ``id`` of a trained parameter to the trunk's name of it.
         keep: Places of operations, the gradients at whose outputs are returned.
+        consume: Free the values of every operation as soon as its gradients are known, and return no ``deltas``. The
+            tape is empty afterwards.
 
     Raises:
         SplitError: An operation has no closed-form pullback.
@@ -57,6 +67,9 @@ def sweep(tape: Tape, u: Tensor, route: Route, trained: Mapping[int, str], keep:
     pass_on.add(tape.h, u)
     for place in reversed(range(len(tape.operations))):
         pass_on.pull(place)
+        if consume:
+            pass_on.deltas.pop(place, None)
+            tape.release(place)
     return Swept(pass_on.reached(), pass_on.deltas, pass_on.kept)
 
 
@@ -104,7 +117,9 @@ class _Pass:
             self._layer(place, operation, delta)
         elif module is not None and has_pull_back(module):
             self._require_covered(operation, [operation.input])
-            share, own = pull_back(module, operation.input, delta)
+            # a ReLU is open where its output is positive, so that its input need not be kept
+            read = operation.output if type(module) is nn.ReLU else operation.input
+            share, own = pull_back(module, read, delta)
             self._own(operation, own)
             self.add(operation.input, share)
         else:

@@ -21,7 +21,8 @@ from splitfg.sites._blocks import (
     top_shape,
 )
 from splitfg.sites._explained import activity_problems
-from splitfg.sites._layers import LocalLayer, added_gradient, has_layer_gradients, layer_gradients, under
+from splitfg.sites._layers import LocalLayer, added_gradient, has_layer_gradients, is_linear, layer_gradients, under
+from splitfg.sites._lean_tape import record_lean_tape
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
@@ -77,6 +78,7 @@ __all__ = [
     "has_layer_gradients",
     "has_pull_back",
     "hollow",
+    "is_linear",
     "layer_gradients",
     "layer_operations",
     "pull_back",
@@ -84,6 +86,7 @@ __all__ = [
     "pull_with",
     "pulled_names",
     "record",
+    "record_lean_tape",
     "record_run",
     "record_tape",
     "register_rule",

@@ -40,6 +40,11 @@ def has_layer_gradients(module: nn.Module) -> bool:
     return type(module) in _LAYERS or is_conv1d(module) or is_norm(module) or isinstance(module, LocalLayer)
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is one of torch's linear layers, z = W a + b; a subclass may compute something else."""
+    return type(module) in (nn.Linear, nn.Conv1d, nn.Conv2d) or is_conv1d(module)
+
+
 def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
     """Return dL/dθ of a layer z = layer_θ(a) from δ = dL/dz, without a tape.
 

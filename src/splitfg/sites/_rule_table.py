@@ -22,12 +22,22 @@ Rule: TypeAlias = Callable[[Operation, Any], Pulled]
 RULES: Final[dict[str, Rule]] = {}
 """Rules by the names of torch functions."""
 
+READS: Final[dict[Rule, tuple[bool, bool]]] = {}
+"""Whether a rule reads values of its operation's inputs and of its output; rules that are not here may read both."""
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Decorate the rule of some functions."""
+
+def rule(*names: str, inputs: bool = True, output: bool = True) -> Callable[[Rule], Rule]:
+    """Decorate the rule of some functions.
+
+    Args:
+        names: Of the functions.
+        inputs: Whether the rule reads values of the operation's inputs, rather than shapes and dtypes alone.
+        output: Whether it reads values of the output.
+    """
 
     def add(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
+        READS[function] = inputs, output
         return function
 
     return add

@@ -21,7 +21,7 @@ def derivative(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return pushed
 
 
-@rule("relu", "relu_")
+@rule("relu", "relu_", inputs=False)
 def _relu(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta * (operation.output > 0)
 
@@ -81,19 +81,19 @@ def _dropout(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta
 
 
-@rule("add")
+@rule("add", inputs=False, output=False)
 def _add(operation: Operation, delta: Tensor) -> Pulled:
     a, b = _operands(operation)
     yield from _terms(a, b, delta, operation.kwargs.get("alpha", 1))
 
 
-@rule("sub")
+@rule("sub", inputs=False, output=False)
 def _sub(operation: Operation, delta: Tensor) -> Pulled:
     a, b = _operands(operation)
     yield from _terms(a, b, delta, -operation.kwargs.get("alpha", 1))
 
 
-@rule("rsub")
+@rule("rsub", inputs=False, output=False)
 def _rsub(operation: Operation, delta: Tensor) -> Pulled:
     b, a = _operands(operation)
     yield from _terms(a, b, delta, -operation.kwargs.get("alpha", 1))

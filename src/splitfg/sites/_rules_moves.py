@@ -13,27 +13,39 @@ from splitfg.sites._rule_table import Pulled, argument, first_and_rest, rule, su
 from splitfg.sites._tape import Operation
 
 
-@rule("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "view_as")
+@rule(
+    "view",
+    "reshape",
+    "flatten",
+    "unflatten",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    "clone",
+    "view_as",
+    inputs=False,
+    output=False,
+)
 def _same_entries(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.reshape(operation.input.shape)
 
 
-@rule("to", "float", "double", "half", "bfloat16", "type_as")
+@rule("to", "float", "double", "half", "bfloat16", "type_as", inputs=False, output=False)
 def _cast(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.to(operation.input)
 
 
-@rule("detach", "zeros_like", "ones_like")
+@rule("detach", "zeros_like", "ones_like", inputs=False, output=False)
 def _detach(operation: Operation, delta: Tensor) -> Pulled:  # noqa: ARG001
     return ()
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@rule("expand", "expand_as", "broadcast_to", inputs=False, output=False)
 def _expand(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, summed_to(delta, operation.input)
 
 
-@rule("repeat")
+@rule("repeat", inputs=False, output=False)
 def _repeat(operation: Operation, delta: Tensor) -> Pulled:
     x, rest, _ = first_and_rest(operation)
     counts = operation.kwargs.get("repeats", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
@@ -42,17 +54,17 @@ def _repeat(operation: Operation, delta: Tensor) -> Pulled:
     yield x, delta.reshape(pairs).sum(tuple(range(0, len(pairs), 2))).reshape(x.shape)
 
 
-@rule("transpose", "swapaxes")
+@rule("transpose", "swapaxes", inputs=False, output=False)
 def _transpose(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.transpose(argument(operation, 1, "dim0", 0), argument(operation, 2, "dim1", 1))
 
 
-@rule("mT", "T", "t")
+@rule("mT", "T", "t", inputs=False, output=False)
 def _last_two(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.mT
 
 
-@rule("permute")
+@rule("permute", inputs=False, output=False)
 def _permute(operation: Operation, delta: Tensor) -> Pulled:
     x, rest, _ = first_and_rest(operation)
     dims = operation.kwargs.get("dims", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
@@ -73,13 +85,13 @@ def _getitem(operation: Operation, delta: Tensor) -> Pulled:
     yield x, share
 
 
-@rule("cat", "concat")
+@rule("cat", "concat", inputs=False, output=False)
 def _cat(operation: Operation, delta: Tensor) -> Pulled:
     parts, dim = argument(operation, 0, "tensors", ()), argument(operation, 1, "dim", 0)
     yield from zip(parts, delta.split([p.shape[dim] for p in parts], dim), strict=True)
 
 
-@rule("stack")
+@rule("stack", inputs=False, output=False)
 def _stack(operation: Operation, delta: Tensor) -> Pulled:
     yield from zip(argument(operation, 0, "tensors", ()), delta.unbind(argument(operation, 1, "dim", 0)), strict=True)
 
@@ -116,7 +128,7 @@ def _gather(operation: Operation, delta: Tensor) -> Pulled:
     yield x, torch.zeros_like(x).scatter_add_(dim, index, delta)
 
 
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d")
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", inputs=False, output=False)
 def _global_pool(operation: Operation, delta: Tensor) -> Pulled:
     x, pooled = operation.input, operation.output.shape[-1 if operation.name.endswith("1d") else -2 :]
     if pooled.numel() > 1:

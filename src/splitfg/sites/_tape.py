@@ -76,6 +76,11 @@ class Tape:
     _layers: list[tuple[int, Operation]] = field(default_factory=list)
     _searched: int = 0
 
+    @property
+    def count(self) -> int:
+        """Number of operations."""
+        return len(self.operations)
+
     def is_active(self, value: Any) -> bool:
         """Whether a tensor depends on a trained parameter."""
         return isinstance(value, Tensor) and id(value) in self._active
@@ -85,6 +90,15 @@ class Tape:
         self.operations.append(operation)
         self._active.update({id(t): t for t in _tensors(operation.output) if _is_differentiable(t)})
 
+    def release(self, place: int) -> None:
+        """Let go of what an operation read and wrote; call it from the last operation to the first."""
+        for t in _tensors(self.operations[place].output):
+            self._active.pop(id(t), None)
+            if t is self.h:
+                self.h = t.new_empty(0)
+        self.operations[place] = replace(self.operations[place], args=(), kwargs={}, output=None)
+        self._layers = [(at, operation) for at, operation in self._layers if at != place]
+
     def layers(self) -> list[tuple[int, Operation]]:
         """Return the calls of layers; see :func:`layer_operations`."""
         for place in range(self._searched, len(self.operations)):
@@ -93,6 +107,20 @@ class Tape:
                 self._layers.append((place, self.operations[place]))
         self._searched = len(self.operations)
         return self._layers
+
+
+class Store(Protocol):
+    """Takes the operations of a pass that is being recorded."""
+
+    @property
+    def count(self) -> int:
+        """Number of operations so far."""
+
+    def is_active(self, value: Any) -> bool:
+        """Whether a tensor depends on a trained parameter."""
+
+    def add(self, operation: Operation) -> None:
+        """Append an operation that depends on a trained parameter."""
 
 
 @runtime_checkable
@@ -124,11 +152,19 @@ def record_tape(
         SplitError: An operation writes in place over one of its inputs.
     """
     tape = Tape()
-    mode = _Recorder(tape, trained, alter)
-    with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
-        tape.h = run()
-    mode.require_unwritten([tape.h])
+    tape.h = record_into(tape, trunk, run, trained, alter)
     return tape
+
+
+def record_into(
+    store: Store, trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str], alter: Alter | None = None
+) -> Tensor:
+    """Run a trunk once, record its operations into a store, and return h; see :func:`record_tape`."""
+    mode = _Recorder(store, trained, alter)
+    with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
+        h = run()
+    mode.require_unwritten([h])
+    return h
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -171,9 +207,9 @@ def layer_operations(tape: Tape) -> list[tuple[int, Operation]]:
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, tape: Tape, trained: Mapping[int, str], alter: Alter | None) -> None:
+    def __init__(self, store: Store, trained: Mapping[int, str], alter: Alter | None) -> None:
         super().__init__()
-        self._tape, self._trained, self._alter = tape, trained, alter
+        self._store, self._trained, self._alter = store, trained, alter
         self._written: dict[int, Tensor] = {}
         self.inside = 0
 
@@ -233,11 +269,11 @@ class _Recorder(TorchFunctionMode):
             return operation.output
         output = operation.output
         if self._alter is not None:
-            output = self._alter(len(self._tape.operations), output)
+            output = self._alter(self._store.count, output)
         # copies of lists among the arguments, to which the trunk may append later
         args, kwargs = pytree.tree_map(lambda value: value, (operation.args, dict(operation.kwargs)))
         operation = replace(operation, args=args, kwargs=kwargs, output=output)
-        self._tape.add(operation)
+        self._store.add(operation)
         return operation.output
 
     def trains(self, module: nn.Module) -> bool:
@@ -245,7 +281,7 @@ class _Recorder(TorchFunctionMode):
         return any(id(p) in self._trained for p in module.parameters())
 
     def _depends(self, t: Tensor) -> bool:
-        return id(t) in self._tape._active or id(t) in self._trained
+        return id(t) in self._trained or self._store.is_active(t)
 
 
 @contextmanager

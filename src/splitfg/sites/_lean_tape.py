@@ -1,0 +1,107 @@
+"""Tapes that keep of a pass only the values that a sweep along a relay reads, as autograd does for backpropagation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from splitfg.sites._layers import is_linear
+from splitfg.sites._pullback import is_norm
+from splitfg.sites._rule_table import READS
+from splitfg.sites._rules import rule_for
+from splitfg.sites._tape import Operation, Tape, record_into
+
+
+def record_lean_tape(trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str]) -> Tape:
+    """Run a trunk once, as :func:`record_tape`, and keep only the values that closed forms read.
+
+    These are the inputs of layers and norms, the outputs of ReLUs, everything that operations with other rules read or
+    wrote, and h. In place of every other value the tape has a tensor of its shape and dtype that takes no memory and is
+    filled with NaN. The pass frees these values as it goes on.
+    """
+    store = _LeanStore()
+    h = record_into(store, trunk, run, trained)
+    return store.tape(h)
+
+
+@dataclass(eq=False)
+class _Value:
+    """A value of a pass: the tensor if an operation reads it, and otherwise its shape alone."""
+
+    shape: Tensor
+    kept: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.shape if self.kept is None else self.kept
+
+
+class _LeanStore:
+    def __init__(self) -> None:
+        self._values = WeakTensorKeyDictionary()  # a freed tensor leaves it, and its id may be used again
+        self._operations: list[Operation] = []
+        self._nan: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._operations)
+
+    def is_active(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and value in self._values
+
+    def add(self, operation: Operation) -> None:
+        reads_inputs, reads_output = _reads(operation)
+        with torch._C.DisableTorchFunction():
+            args, kwargs = self._named((operation.args, dict(operation.kwargs)), kept=reads_inputs)
+            for t in pytree.tree_leaves(operation.output):
+                if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()):
+                    self._values[t] = _Value(self._shape(t))
+            output = self._named(operation.output, kept=reads_output)
+        self._operations.append(replace(operation, args=args, kwargs=kwargs, output=output))
+
+    def tape(self, h: Tensor) -> Tape:
+        if self.is_active(h):
+            self._values[h].kept = h
+        tape = Tape(h=h)
+        for operation in self._operations:
+            values = (operation.args, dict(operation.kwargs), operation.output)
+            args, kwargs, output = pytree.tree_map_only(_Value, lambda value: value.tensor, values)
+            tape.add(replace(operation, args=args, kwargs=kwargs, output=output))
+        return tape
+
+    def _shape(self, t: Tensor) -> Tensor:
+        """Return a tensor of the same shape and dtype that takes no memory; NaN, to make mistaken reads visible."""
+        key = t.dtype, t.device
+        if key not in self._nan:
+            self._nan[key] = torch.full((), torch.nan, dtype=t.dtype, device=t.device)
+        return self._nan[key].expand(t.shape)
+
+    def _named(self, values: Any, *, kept: bool) -> Any:
+        """Return values in place of the tensors of the pass; keep these tensors if an operation reads them."""
+
+        def named(t: Tensor) -> Tensor | _Value:
+            value: _Value | None = self._values.get(t)
+            if value is None:
+                return t
+            if kept:
+                value.kept = t
+            return value
+
+        return pytree.tree_map_only(Tensor, named, values)
+
+
+def _reads(operation: Operation) -> tuple[bool, bool]:
+    """Whether a sweep reads the values of an operation's inputs, and of its output."""
+    module = operation.module
+    if type(module) is nn.ReLU:
+        return False, True
+    if module is not None and (is_norm(module) or is_linear(module)):
+        return True, False
+    rule = None if module is not None else rule_for(operation)
+    return (True, True) if rule is None else READS.get(rule, (True, True))
