@@ -9,7 +9,7 @@ from torch import nn
 import splitfg
 from splitfg import LinearHead, ParallelPull, Split, Tied
 from splitfg.distributed import StagedPull
-from splitfg.feedback import RandomMaps
+from splitfg.feedback import GatedMaps, RandomMaps
 from splitfg.models import GPT, MLP, GPTConfig, ResNet
 
 DOUBLE = torch.float64
@@ -156,6 +156,51 @@ def test_all_pulls_equal_the_pipelines_of_torch(crew, schedule):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
+def learning(split, x, y, estimator):
+    """Three steps of SGD with maps that learn; returns the gradients of each, and the maps."""
+    drawn, found = generator(), []
+    for _ in range(3):
+        estimate = estimator(split, x, y, generator=drawn)
+        estimator.update_state(split, estimate)
+        found.append(dict(estimate.grads))
+        with torch.no_grad():
+            for name, g in estimate.grads.items():
+                split.model.get_parameter(name).sub_(0.1 * g)
+    return found, estimate.stats.jvps, drawn.get_state()
+
+
+def learning_stages(rank, network, settings, micro_batches, recompute):
+    split, x, y = NETWORKS[network]()
+    estimator = StagedPull(jacobians(settings), micro_batches=micro_batches, recompute=recompute)
+    found = learning(split, x, y, estimator)
+    estimator.collect(split)
+    return *found, estimator.learned_state()["maps"].state_dict()
+
+
+def jacobians(settings):
+    return ParallelPull(feedback=splitfg.MeanJacobian(0.5, **settings), pulls=1 + ("steps" in settings))
+
+
+SELDOM = {"every": 2, "steps": 4}
+
+
+@pytest.mark.parametrize(("network", "settings"), [("gpt", {}), ("chain", SELDOM), ("images", {})])
+def test_maps_that_stages_learn_are_those_of_one_process(crew, network, settings):
+    split, x, y = NETWORKS[network]()
+    one = jacobians(settings)
+    expected, jvps, state = learning(split, x, y, one)
+    results = crew(learning_stages, network, settings, 2, "steps" in settings)
+    for step, grads in enumerate(expected):
+        together = {name: g for found, *_ in results for name, g in found[step].items()}
+        assert far(together, grads) < 1e-11, step
+    for _, own_jvps, own_state, maps in results:
+        assert own_jvps == jvps
+        assert torch.equal(own_state, state)
+        assert maps.keys() == one.feedback.state_dict().keys()
+        for name, m in one.feedback.state_dict().items():
+            torch.testing.assert_close(maps[name], m, rtol=1e-11, atol=1e-13)
+
+
 def training(rank):
     split, x, y = gpt()
     estimator = StagedPull(ParallelPull(pulls=2), micro_batches=2)
@@ -175,6 +220,21 @@ def test_clipped_training_in_stages_is_that_of_one_process(crew):
         assert losses == pytest.approx(expected, rel=1e-12)
         for name, p in split.model.named_parameters():
             torch.testing.assert_close(params[name], p.detach(), rtol=1e-11, atol=1e-13)
+
+
+class NoForwardRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, delta):
+        return delta
+
+
+class Cloned(nn.Linear):
+    def forward(self, x):
+        return NoForwardRule.apply(super().forward(x))
 
 
 class Masked(nn.Module):
@@ -215,11 +275,15 @@ def trouble(rank, kind):
     elif kind == "mask":
         torch.manual_seed(0)
         trunk = Masked().to(DOUBLE)
+    elif kind == "forward mode":
+        trunk[4] = Cloned(6, 6).to(DOUBLE)  # of the third stage
+        torch.manual_seed(0)
     elif kind == "settings":
         options["micro_batches"] = 1 + (rank == 2)
     elif kind == "loss":
         y = torch.where(torch.arange(8) == 1, -100, y) if rank < 3 else torch.full((8,), -100)
-    StagedPull(ParallelPull(feedback=RandomMaps()), **options)(Split(trunk, LinearHead(head)), x, y)
+    maps = splitfg.MeanJacobian() if kind == "forward mode" else RandomMaps()
+    StagedPull(ParallelPull(feedback=maps), **options)(Split(trunk, LinearHead(head)), x, y, generator=generator())
 
 
 @pytest.mark.parametrize(
@@ -229,6 +293,7 @@ def trouble(rank, kind):
         ("parts", "8 rows has no 9 parts"),
         ("cuts", "3 rising numbers"),
         ("mask", "depends on the rows of the batch"),
+        ("forward mode", "forward"),
         ("settings", "micro_batches=2"),
         ("loss", "rank 3"),
     ],
@@ -239,11 +304,11 @@ def test_trouble_is_one_clear_error_in_all(crew, kind, words):
     assert len({name for name, _ in errors}) == 1
 
 
-def learned_maps(rank):
-    StagedPull(ParallelPull(feedback=splitfg.MeanJacobian()), micro_batches=0)
+def gated_maps(rank):
+    StagedPull(ParallelPull(feedback=GatedMaps()), micro_batches=0)
 
 
-def test_feedback_that_learns_is_an_error(crew):
-    for _, message in crew.errors(learned_maps):
-        assert "MeanJacobian" in message
+def test_feedback_that_stages_cannot_share_is_an_error(crew):
+    for _, message in crew.errors(gated_maps):
+        assert "GatedMaps draws or learns: use MeanJacobian()" in message
         assert "micro_batches must be at least 1" in message

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.distributed._kept_blocks import KeptBlock, keep_block
+from splitfg.distributed._stage_maps import moved
 from splitfg.distributed._stage_messages import StageMessages
 from splitfg.errors import SplitError
 from splitfg.sites import BlockInput, BlockPath, Further, run_block, tapped
@@ -28,6 +29,7 @@ class Stage:
         output: The stream after the last of them.
         bottom: Inputs of the path's writers, in the first stage.
         kept: Graphs of every block, one for each micro-batch; empty if pulls compute them again.
+        response: How the output moves by noise at this block's outputs and below, to first order; ``None`` without.
     """
 
     trunk: nn.Module
@@ -37,6 +39,7 @@ class Stage:
     output: Tensor
     bottom: Sequence[tuple[str, Tensor]] = ()
     kept: Sequence[Sequence[KeptBlock]] = ()
+    response: Tensor | None = None
 
     def from_top(self, j: int) -> int:
         """Return the number of blocks from the stage's block j to the top, itself included."""
@@ -60,6 +63,7 @@ def forward(
     parts: Sequence[Inputs],
     *,
     keep: bool,
+    noise: Mapping[int, Tensor] | None = None,
 ) -> Stage:
     """Run a stage's blocks on all micro-batches, and send their outputs to the next stage.
 
@@ -71,10 +75,14 @@ def forward(
         messages: Messages between the stages.
         parts: The inputs of every micro-batch; the first stage reads them.
         keep: Keep the graph of every block for its pulls.
+        noise: Noise at the outputs of the stage's blocks, by number, of all rows; ``None`` for a step without a
+            measurement.
     """
     bottom: list[tuple[str, Tensor]] = []
     streams: list[list[Tensor]] = []
     kept: list[list[KeptBlock]] = []
+    responses: list[Tensor] = []
+    row = 0
     device = next(split.model.parameters()).device
     for x in parts:
         if own[0] == 0:
@@ -82,6 +90,7 @@ def forward(
             bottom += writers
         else:
             stream = messages.receive_from_below(device)
+        dx = messages.receive_from_below(device) if noise is not None and own[0] > 0 else None
         streams.append([stream])
         graphs: list[KeptBlock] = []
         for i in own:
@@ -91,13 +100,20 @@ def forward(
             out = graphs[-1].y.detach() if keep else run_block(split.trunk, given.block, {}, stream, given.further)
             stream = stream + out if path.residual else out
             streams[-1].append(stream)
+            if noise is not None:
+                e = noise[i][row : row + len(stream)] if i in noise else None
+                dx = moved(split.trunk, given, dx, e, residual=path.residual, like=stream)
         kept.append(graphs)
+        row += len(stream)
+        responses += [] if dx is None else [dx]
         if own[-1] + 1 < len(path.blocks):
-            messages.send_up(stream)
+            for part in (stream, *([] if dx is None else [dx])):
+                messages.send_up(part)
     messages.flush()
     *inputs, output = [torch.cat(pieces) for pieces in zip(*streams, strict=True)]
     blocks = [BlockInput(path.blocks[i], a, further[i]) for i, a in zip(own, inputs, strict=True)]
-    return Stage(split.trunk, path, own[0], blocks, output, _joined(bottom), list(zip(*kept, strict=True)))
+    response = torch.cat(responses) if responses else None
+    return Stage(split.trunk, path, own[0], blocks, output, _joined(bottom), list(zip(*kept, strict=True)), response)
 
 
 class _Reached(Exception):  # noqa: N818

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.distributed._ranks import Ranks
 from splitfg.estimators import ParallelPull
-from splitfg.feedback import RandomMaps, UnchangedFeedback
+from splitfg.feedback import MeanJacobian, RandomMaps, UnchangedFeedback
 from splitfg.sites import BlockInput
 
 
@@ -20,9 +20,11 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
     if not isinstance(pull, ParallelPull):
         return [f"pull must be a ParallelPull, got {type(pull).__name__}"]
     found = [] if micro_batches >= 1 else [f"micro_batches must be at least 1, got {micro_batches}"]
-    if not isinstance(pull.feedback, UnchangedFeedback | RandomMaps):
+    if not isinstance(pull.feedback, UnchangedFeedback | RandomMaps | MeanJacobian):
         name = type(pull.feedback).__name__
-        found.append(f"stages do not share what {name} draws or learns: use UnchangedFeedback() or RandomMaps()")
+        found.append(f"stages do not share what {name} draws or learns: use MeanJacobian(), or feedback that is fixed")
+    if isinstance(pull.feedback, MeanJacobian) and pull.own_block:
+        found.append("stages put no noise below the first block: use own_block=False with learned maps")
     if pull.skips:
         found.append("stages exchange the gradients of chains and residual streams alone: use skips=False")
     if ranks.row_parts != ranks.size:

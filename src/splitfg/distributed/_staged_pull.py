@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._reduce import failed, squares_elsewhere
 from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
+from splitfg.distributed._stage_batches import Constant, Constants, batch_parts
 from splitfg.distributed._stage_forward import Stage, forward
+from splitfg.distributed._stage_maps import collect_maps, draw_noise, map_change
 from splitfg.distributed._stage_messages import StageMessages
-from splitfg.distributed._stage_problems import argument_problems, cut_problems, setting_problems
+from splitfg.distributed._stage_problems import cut_problems, setting_problems
 from splitfg.distributed._stage_pulls import StagePulls
 from splitfg.errors import raise_if
-from splitfg.estimators import ParallelPull
+from splitfg.estimators import ParallelPull, mean_rows
+from splitfg.feedback import LearnedMaps, MeanJacobian
 from splitfg.numerics import added, norm
 from splitfg.sites import (
     BlockPath,
-    Further,
-    block_inputs,
-    block_points,
     pull_back,
-    record,
     under,
-    validate_blocks,
 )
 from splitfg.splitting import Role, Split
-from splitfg.splitting.checks import check_batch, check_h, check_loss, has_rows
+from splitfg.splitting.checks import check_batch, check_h, check_loss
 from splitfg.types import Estimate, HeadGradient, Inputs, Params, Stats, Target
-
-
-@dataclass(frozen=True)
-class _Constant:
-    """Arguments of a stage's blocks after the first, such as a mask, and the shape of h without its rows."""
-
-    further: Mapping[int, Further]
-    h_shape: torch.Size
 
 
 class StagedPull:
@@ -58,13 +45,17 @@ class StagedPull:
         (M + S - 1) n + 2 M n    here (3 M n with ``recompute``),
         (M + S - 1) 3 n          with the schedules of GPipe and 1F1B.
 
+    With :class:`~splitfg.MeanJacobian`, noise moves up through the stages beside the micro-batches, the last stage
+    broadcasts the response together with r, and every process changes the maps of its own blocks, after one more sum of
+    the size of r.
+
     ``grads`` of the estimate holds the parameters of this process's stage, :meth:`owned`, so that an optimizer steps
     these alone. Parameters that trunk and head share get their whole gradient in every process. The processes begin
     with equal parameters; those of other stages grow old until :meth:`collect` brings them. ``stats.norms`` are those
     of the whole gradient, and clipping counts the norms of all stages.
 
     Args:
-        pull: The estimator, with feedback that learns nothing: ``UnchangedFeedback`` or ``RandomMaps``.
+        pull: The estimator, with ``UnchangedFeedback``, ``RandomMaps`` or ``MeanJacobian`` as its feedback.
         ranks: The processes; by default all, one stage each.
         micro_batches: Parts of the batch that pass through the stages one after the other.
         cuts: The number of the first block of every stage but the first; by default all have as many, as far as
@@ -73,8 +64,8 @@ class StagedPull:
             the stream and one block. By default every stage keeps its activations, as pipelines do.
 
     Raises:
-        SplitError: If the mesh has other processes than stages, a setting is out of range, or the feedback draws or
-            learns. On the first call, if there are fewer blocks than stages, or the path does not fit the trunk.
+        SplitError: If the mesh has other processes than stages, a setting is out of range, or the feedback is another
+            one. On the first call, if there are fewer blocks than stages, or the path does not fit the trunk.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -105,7 +96,7 @@ class StagedPull:
         self.recompute = recompute
         raise_if(setting_problems(pull, self.ranks, micro_batches))
         self._messages = StageMessages(self.ranks)
-        self._constants: dict[Hashable, _Constant] = {}
+        self._constants = Constants()
 
     def __repr__(self) -> str:
         return f"StagedPull({self.pull!r}, micro_batches={self.micro_batches}, cuts={self.cuts})"
@@ -141,8 +132,13 @@ class StagedPull:
 
     @torch.no_grad()
     def collect(self, split: Split) -> None:
-        """Copy every stage's parameters to all processes, to evaluate or save the model."""
+        """Copy every stage's parameters and maps to all processes, to evaluate or save the model."""
         params = dict(split.model.named_parameters())
+        path, maps = self.pull.blocks_of(split), self.pull.feedback
+        if isinstance(maps, MeanJacobian):
+            stages = range(self.ranks.size)
+            owners = {path.blocks[i].name: stage for stage in stages for i in self.blocks(path, stage)}
+            collect_maps(self.ranks, self._messages, maps, owners)
         for stage in range(self.ranks.size):
             for name in self.owned(split, stage):
                 params[name].copy_(self._messages.broadcast(params[name], stage))
@@ -151,40 +147,62 @@ class StagedPull:
         """Estimate the gradient of this stage's parameters; see :class:`~splitfg.estimators.Estimator`."""
         check_batch(split, x, y, generator, tangents=False)
         path = self.pull.blocks_of(split)
-        if not self._constants:
+        if not self._constants.known:
             self._compare(split, generator)
-        constant = self._constant(split, path, x)
+        own = self.blocks(path)
+        constant = self._constants(split, path, own, x, noise=isinstance(self.pull.feedback, MeanJacobian))
         with torch.no_grad():
-            parts = _parts(x, len(y), self.micro_batches)
-            stage = forward(
-                split, path, self.blocks(path), constant.further, self._messages, parts, keep=not self.recompute
+            parts, noise = (
+                batch_parts(x, len(y), self.micro_batches),
+                self._noise(split, path, constant, len(y), generator),
             )
+            again = self.recompute
+            stage = forward(split, path, own, constant.further, self._messages, parts, keep=not again, noise=noise)
             exact, top, r = self._head(split, stage, y, constant.h_shape)
+            change = Params()
+            if noise is not None:
+                r, response = r
+                change = self._change(path, constant, noise, response)
             pulls = StagePulls(stage, self.pull, self._messages, r, grads=top)
             pulls.run()
             trunk = split.named_trunk_grads(pulls.grads)
-            return self._estimate(split, path, exact, trunk, pulls.reverse_passes)
+            return self._estimate(split, path, exact, trunk, change, pulls.reverse_passes)
+
+    def learned_state(self) -> dict[str, LearnedMaps]:
+        """Return the maps if they are learned; those of other stages grow old until :meth:`collect`."""
+        return self.pull.learned_state()
+
+    def update_state(self, split: Split, estimate: Estimate) -> None:
+        """Change the maps of this stage's blocks, and count the step."""
+        self.pull.update_state(split, estimate)
+
+    def _noise(
+        self, split: Split, path: BlockPath, constant: Constant, rows: int, generator: torch.Generator | None
+    ) -> dict[int, Tensor] | None:
+        """Return noise for the outputs of this stage's blocks; ``None`` if the step measures nothing."""
+        maps = self.pull.feedback
+        if not isinstance(maps, MeanJacobian) or not maps.due or not constant.between:
+            return None
+        raise_if([] if generator is not None else ["learned maps draw noise: pass a generator"])
+        assert generator is not None
+        like = next(split.trunk.parameters())
+        return draw_noise(path, constant.between, rows, self.blocks(path), like, generator)
+
+    def _change(self, path: BlockPath, constant: Constant, noise: Mapping[int, Tensor], response: Tensor) -> Params:
+        assert isinstance(self.pull.feedback, MeanJacobian)
+        features = sum(mean_rows(path, response.new_empty(1, *shape)).shape[-1] for shape in constant.between)
+        return map_change(self.ranks, path, self.pull.feedback, noise, response, features)
 
     def _compare(self, split: Split, generator: torch.Generator | None) -> None:
         params: Params = dict(split.model.named_parameters())
         check_facts(self.ranks, {"estimator": repr(self)} | common_facts(params, generator))
         check_replicas(self.ranks, params)
 
-    def _constant(self, split: Split, path: BlockPath, x: Inputs) -> _Constant:
-        """Return what does not depend on the rows of x; runs the whole trunk on the first inputs of a shape."""
-        key = tuple(t.shape[1:] for t in pytree.tree_leaves(x) if isinstance(t, Tensor))
-        if key not in self._constants:
-            own = self.blocks(path)
-            validate_blocks(split, path, x)
-            with torch.no_grad():
-                seen, other = (record(split, part, block_points(path), None) for part in (x, _turned(x)))
-            given = block_inputs(path, seen)
-            raise_if(argument_problems(given, block_inputs(path, other)))
-            self._constants[key] = _Constant({i: given[i].further for i in own}, seen.h.shape[1:])
-        return self._constants[key]
-
     def _head(self, split: Split, stage: Stage, y: Target, h_shape: torch.Size) -> tuple[HeadGradient, Params, Tensor]:
-        """Compute head and top in the last stage; returns the head, the top's gradients, and r in all stages."""
+        """Compute head and top in the last stage; returns the head, the top's gradients, and r in all stages.
+
+        In a step with a measurement, r and the response at the top, stacked, are one message.
+        """
         exact, error, device = HeadGradient(torch.zeros(()), torch.zeros(()), {}), None, stage.output.device
         r, top = None, Params()
         if self.is_last:
@@ -196,6 +214,8 @@ class StagedPull:
         facts = self._messages.broadcast(facts.to(device), self.ranks.size - 1)
         if facts[2] > 0:
             raise failed(self.ranks, error)
+        if r is not None and stage.response is not None:
+            r = torch.stack([r, stage.response])
         r = self._messages.broadcast_from_top(r, device)
         loss, u = facts[0].to(r.dtype), facts[1].to(r.dtype)
         return HeadGradient(loss, u, exact.grads), top, r
@@ -214,7 +234,7 @@ class StagedPull:
         return exact, under(path.top, own), r
 
     def _estimate(
-        self, split: Split, path: BlockPath, exact: HeadGradient, trunk: Params, reverse_passes: int
+        self, split: Split, path: BlockPath, exact: HeadGradient, trunk: Params, change: Params, reverse_passes: int
     ) -> Estimate:
         own = added(split.named_head_grads(exact.grads), trunk)
         shared = self._shared(split, own)
@@ -225,8 +245,9 @@ class StagedPull:
         parts = {"trunk": split.trunk_params(), "head": split.head_params()}
         norms = {"u": exact.u} | {part: _norm(grads, elsewhere, names).to(exact.u) for part, names in parts.items()}
         biased = self.pull.pulls < len(path.blocks)
-        stats = Stats(block_backward=round(float(passes)), biased=biased, norms=norms)
-        return Estimate(exact.loss, grads, stats, elsewhere=elsewhere)
+        jvps = self.pull.feedback.jvps
+        stats = Stats(jvps=jvps, block_backward=round(float(passes)), biased=biased, norms=norms)
+        return Estimate(exact.loss, grads, stats, change, elsewhere=elsewhere)
 
     def _shared(self, split: Split, grads: Params) -> Params:
         """Sum the gradients of parameters that trunk and head share over all processes, each of which has a copy."""
@@ -239,21 +260,3 @@ def _norm(grads: Params, elsewhere: Params, names: Collection[str]) -> Tensor:
     """Return the norm of the gradients of some parameters, in all processes together."""
     own = norm({n: g for n, g in grads.items() if n in names}).double().square()
     return sum((square for n, square in elsewhere.items() if n in names), start=own).sqrt()
-
-
-def _parts(x: Inputs, rows: int, count: int) -> list[Inputs]:
-    """Divide a batch into micro-batches, as even as possible."""
-    raise_if([] if rows >= count else [f"a batch of {rows} rows has no {count} parts: lower micro_batches"])
-    bounds = [rows * m // count for m in range(count + 1)]
-    return [_taken(x, slice(a, b)) for a, b in pairwise(bounds)]
-
-
-def _taken(x: Inputs, rows: slice | Tensor) -> Inputs:
-    found: Inputs = pytree.tree_map(lambda t: t[rows] if has_rows(t) else t, x)
-    return found
-
-
-def _turned(x: Inputs) -> Inputs:
-    """Return a batch with its rows in the opposite order, and one less where there are several."""
-    rows = next(t.shape[0] for t in pytree.tree_leaves(x) if has_rows(t))
-    return _taken(x, torch.arange(rows - 1, 0 if rows > 1 else -1, -1))

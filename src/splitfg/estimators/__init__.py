@@ -1,7 +1,7 @@
 """Estimators: ``estimator(split, x, y, generator=...) -> Estimate``, one method per file."""
 
 from splitfg.estimators._combine import Combination, Mean, Projection
-from splitfg.estimators._pull_pass import predicted_gradient, stream_rows
+from splitfg.estimators._pull_pass import mean_rows, predicted_gradient, stream_rows
 from splitfg.estimators.activity_fg import ActivityFG
 from splitfg.estimators.anchored_feedback import AnchoredFeedback
 from splitfg.estimators.backprop import Backprop, CheckpointedBackprop
@@ -51,6 +51,7 @@ __all__ = [
     "SplitFG",
     "Stateful",
     "compiled",
+    "mean_rows",
     "predicted_gradient",
     "stream_rows",
 ]

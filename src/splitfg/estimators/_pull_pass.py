@@ -204,5 +204,13 @@ def stream_rows(path: BlockPath, r: Tensor) -> Tensor:
 
 
 def mean_rows(path: BlockPath, response: Tensor) -> Tensor:
-    """Return a response or noise as rows of features; of pooled paths, the mean over the pixels of an image."""
+    """Return a response or noise as rows of features; of pooled paths, the mean over the pixels of an image.
+
+    Example:
+        >>> import torch
+        >>> from splitfg import BlockPath, PathBlock
+        >>> from splitfg.estimators import mean_rows
+        >>> mean_rows(BlockPath((PathBlock(("0",)),), pooled=True), torch.ones(2, 3, 4, 4)).shape
+        torch.Size([2, 3])
+    """
     return response.flatten(2).mean(-1) if path.pooled else path.features_last(response)

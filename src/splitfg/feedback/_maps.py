@@ -237,16 +237,21 @@ class MeanJacobian(LearnedMaps):
 
     def correlate(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Params:
         """Return Σ over rows of e_iᵀ (dx - Σ_j e_j J_j)."""
-        rest = response
-        for name, calls in noise.items():
-            for e in calls:
-                rest = rest - e @ self._map(name, e, e.shape[-1], response.shape[-1]).to(e.dtype)
+        rest = response - self.explained(noise, response)
         rows, found = widened(rest).flatten(0, -2), Params()
         for name, calls in noise.items():
             for e in calls:
                 own = widened(e).flatten(0, -2).T @ rows
                 found[name] = found[name] + own if name in found else own
         return found
+
+    def explained(self, noise: Mapping[str, Sequence[Tensor]], response: Tensor) -> Tensor:
+        """Return Σ_j e_j J_j, the response that the maps expect of this noise; shaped as the response."""
+        total = torch.zeros_like(response)
+        for name, calls in noise.items():
+            for e in calls:
+                total = total + e @ self._map(name, e, e.shape[-1], response.shape[-1]).to(e.dtype)
+        return total
 
     def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
         """Scale the correlations by rate / (n + D)."""
