@@ -75,4 +75,25 @@ BUGS = (
         "self._maps[name].add_(0 * step)",
         (f"{RELAYED}[relu-difference]",),
     ),
+    Bug(
+        "the bias of a layer in its response to noise",
+        "feedback/_responses.py",
+        "return e, z if operation.module.bias is None else z.sub_(operation.run(torch.zeros_like(e[:1])))",
+        "return e, z",
+        ("tests/oracle/test_feedback_memory.py::test_a_linear_layer_responds_to_noise_by_its_weight_alone",),
+    ),
+    Bug(
+        "a sweep that frees nothing",
+        "feedback/_sweep.py",
+        "tape.release(place)",
+        "pass",
+        ("tests/oracle/test_feedback_memory.py::test_a_sweep_that_consumes_leaves_nothing_behind",),
+    ),
+    Bug(
+        "a tape that drops what a rule reads",
+        "sites/_lean_tape.py",
+        "return (True, True) if rule is None else READS.get(rule, (True, True))",
+        "return (True, True) if rule is None else READS.get(rule, (False, False))",
+        ("tests/oracle/test_feedback_memory.py::test_rules_from_outside_may_read_all_values",),
+    ),
 )

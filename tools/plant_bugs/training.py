@@ -62,4 +62,11 @@ BUGS = (
         "(rest / own[g]).clamp(0, None)",
         (f"{SEARCH}::test_scales_the_trunk_alone_and_keeps_to_its_cap",),
     ),
+    Bug(
+        "a compiled gradient that may be wrong by a third",
+        "learners/_agreement.py",
+        "allowed = max(tolerance * max(size, least), _ROUNDINGS * rounding[part, name])",
+        "allowed = max(10 * tolerance * max(size, least), _ROUNDINGS * rounding[part, name])",
+        ("tests/unit/test_agreement.py::test_five_percent_on_any_single_parameter_is_found",),
+    ),
 )
