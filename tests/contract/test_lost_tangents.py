@@ -371,3 +371,28 @@ def test_dropout_is_not_blamed_for_another_module():
     assert len(problems) == 1
     assert "jvp of Square" in problems[0]
     assert "Dropout" not in problems[0]
+
+
+def test_the_first_batch_of_activities_needs_no_more_memory_than_the_next():
+    layers = [m for _ in range(12) for m in (nn.Linear(16, 16), nn.Tanh())]
+    s, peaks = linear_split(nn.Sequential(*layers), width=16), []
+    for _ in range(2):
+        with Memory() as memory:
+            ActivityFG(1)(s, noise(256, 16, dtype=torch.float32), classes(256, count=3), generator=generator())
+        peaks.append(memory.peak)
+    assert peaks[0] <= 1.02 * peaks[1]
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_activities_of_a_trunk_for_batches_of_one_size(mixes):
+    """The first batch is validated on a few of its rows where the trunk runs on fewer, and else on all."""
+    reads = Applied(lambda z: z.reshape(12, 4) + (z.mean(0) if mixes else 0.0))
+    s, x, y = (
+        linear_split(nn.Sequential(nn.Linear(3, 4), reads)),
+        noise(12, 3, dtype=torch.float32),
+        classes(12, count=3),
+    )
+    if mixes:
+        assert "rows of a batch mix" in refused(ActivityFG(2), s, x, y)[0]
+    else:
+        assert ActivityFG(2)(s, x, y, generator=generator()).grads

@@ -36,7 +36,7 @@ from splitfg.sites import (
     under,
     validate_activities,
 )
-from splitfg.splitting import Split
+from splitfg.splitting import Split, parts
 from splitfg.splitting.checks import begin_step, check_finite, check_loss, skip_checks
 from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
@@ -118,7 +118,7 @@ class ActivityFG:
             inputs, shapes = _for_every_row(inputs, shapes, scored.shape[: chosen.rows])
             _check_rows(chosen, scored, shapes)
             try:
-                self._validate_estimate(split, chosen, x)
+                self._validate_estimate(split, chosen, x, y)
             except RuntimeError:  # the trunk does more with what such layers write than to add it to every sample
                 _check_rows(chosen, scored, wrote)
                 raise
@@ -174,19 +174,33 @@ class ActivityFG:
             raise_if(chosen.problems(split.trunk))
         return chosen
 
-    def _validate_estimate(self, split: Split, chosen: Activities, x: Inputs) -> None:
-        """Validate on the first batch, and on the first with several rows, that the estimate is unbiased."""
+    def _validate_estimate(self, split: Split, chosen: Activities, x: Inputs, y: Target) -> None:
+        """Validate on the first batch, and on the first with several rows, that the estimate is unbiased.
+
+        Takes a few rows of the batch, so that its memory is small beside the estimate's own, or all of them for trunks
+        that run on batches of one size.
+        """
         if skip_checks():
             return
 
-        def derivative(f: TrunkFunction, params: Params, tangent: Params) -> Tensor:
+        def derivative(x: Inputs, f: TrunkFunction, params: Params, tangent: Params) -> Tensor:
             tangents = {name: v.unsqueeze(0) for name, v in tangent.items()}
             return push(self.engine, f, params, tangents, split=split, x=x)[1].squeeze(0)
 
         several = max((t.shape[0] for t in pytree.tree_leaves(x) if isinstance(t, Tensor) and t.ndim), default=1) > 1
         key = ("activities", chosen, chosen.names(split.trunk), several)
         exact = not self.engine.biased
-        split.validate_once(key, lambda: activity_problems(split, chosen, x, derivative, exact=exact))
+
+        def problems() -> list[str]:
+            few, _ = next(parts(x, y, _ROWS))
+            try:
+                return activity_problems(split, chosen, few, partial(derivative, few), exact=exact)
+            except SplitError:
+                raise
+            except (RuntimeError, ValueError, IndexError):
+                return activity_problems(split, chosen, x, partial(derivative, x), exact=exact)
+
+        split.validate_once(key, problems)
 
     def _deltas(
         self,
@@ -249,6 +263,9 @@ class ActivityFG:
         grads = added(share.once(exact.grads), trunk)
         return Partial(exact.loss, grads, stats, state_update=change)
 
+
+_ROWS = 8
+"""Samples of the first batch that the validation takes."""
 
 _NO_CALLS = "the trunk calls none of its layers, and reads their weights by itself: call the layers, or use SplitFG()"
 
