@@ -102,9 +102,9 @@ class TestBadTrunks:
                 self.layer = nn.Linear(5, 4)
 
             def forward(self, x):
-                return torch.cumsum(self.layer(x), -1)
+                return torch.cumprod(self.layer(x), -1)
 
-        self.refused(Sorted(), "cumsum has no closed-form pullback.*register_rule")
+        self.refused(Sorted(), "cumprod has no closed-form pullback.*register_rule")
 
     def test_parameters_multiplied_outside_a_layer(self):
         class Raw(nn.Module):

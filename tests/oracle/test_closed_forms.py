@@ -45,6 +45,16 @@ FUNCTIONS = {
     "parts": lambda a, b: torch.cat([*a.split(2, -1), b.chunk(2, -1)[0]], -1) + torch.stack(b.unbind(1), 1)[..., :1],
     "expand": lambda a, b: a[:, :1].expand(2, 4, 6) * b + b.unsqueeze(0).squeeze(0),
     "detach": lambda a, b: a.detach() * b,
+    "roll": lambda a, b: torch.roll(a, (1, -2), (1, 2)) * b.roll(3) + torch.flip(a, (0, 2)) * b.flip(1),
+    "movedim": lambda a, b: a.movedim((0, 1), (2, 0)) * b.movedim(0, -1).swapdims(0, 0),
+    "pixels": lambda a, b: F.pixel_unshuffle(F.pixel_shuffle(a.reshape(1, 8, 2, 3), 2), 2).reshape(2, 4, 6) * b,
+    "select": lambda a, b: a.index_select(1, torch.tensor([3, 0, 0, 1])) * b,
+    "addcmul": lambda a, b: torch.addcmul(a[0], a, b, value=0.5) + torch.lerp(a, b[:, :1], b) + a.lerp(b, 0.3),
+    "baddbmm": lambda a, b: torch.baddbmm(a[:, :, :4], a, b.mT, beta=0.5, alpha=2.0) @ b,
+    "logarithms": lambda a, b: a.log_softmax(-1) * F.log_softmax(b, dim=1) + b.logsumexp((0, -1), keepdim=True),
+    "logsumexp": lambda a, b: a.logsumexp(1).unsqueeze(1) * b + torch.logsumexp(b, dim=(0, 2)).view(4, 1),
+    "normalize": lambda a, b: F.normalize(a, dim=-1) + F.normalize(b, dim=1, eps=2.0) * a,
+    "cumsum": lambda a, b: a.cumsum(1) * torch.cumsum(b, dim=-1),
 }
 
 

@@ -138,7 +138,14 @@ class _Pass:
         self.take(self._route.back(self._tape, place, delta))
 
     def _own(self, operation: Operation, own: Params) -> None:
-        self.grads = added(self.grads, under(operation.name, own))
+        assert operation.module is not None
+        held = dict(operation.module.named_parameters())
+        # tied weights, and those that a function reads, have another name in the trunk
+        names = [
+            self._trained.get(id(held.get(key)), name)
+            for key, name in zip(own, under(operation.name, own), strict=True)
+        ]
+        self.grads = added(self.grads, dict(zip(names, own.values(), strict=True)))
 
     def _rule(self, operation: Operation, delta: Any) -> None:
         rule = rule_for(operation)

@@ -132,6 +132,25 @@ def _rdiv(operation: Operation, delta: Tensor) -> Pulled:
     yield x, -delta * operation.output / x
 
 
+@rule("addcmul", output=False)
+def _addcmul(operation: Operation, delta: Tensor) -> Pulled:
+    x, a, b = (argument(operation, i, name, None) for i, name in enumerate(("input", "tensor1", "tensor2")))
+    scaled = operation.kwargs.get("value", 1) * delta
+    yield x, summed_to(delta, x)
+    yield a, summed_to(scaled * b, a)
+    yield b, summed_to(scaled * a, b)
+
+
+@rule("lerp", output=False)
+def _lerp(operation: Operation, delta: Tensor) -> Pulled:
+    a, b = argument(operation, 0, "input", None), argument(operation, 1, "end", None)
+    weight = argument(operation, 2, "weight", None)
+    yield a, summed_to(delta * (1 - weight), a)
+    yield b, summed_to(delta * weight, b)
+    if isinstance(weight, Tensor):
+        yield weight, summed_to(delta * (b - a), weight)
+
+
 @rule("masked_fill")
 def _masked_fill(operation: Operation, delta: Tensor) -> Pulled:
     x, mask = operation.args[:2]

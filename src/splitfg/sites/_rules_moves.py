@@ -54,7 +54,7 @@ def _repeat(operation: Operation, delta: Tensor) -> Pulled:
     yield x, delta.reshape(pairs).sum(tuple(range(0, len(pairs), 2))).reshape(x.shape)
 
 
-@rule("transpose", "swapaxes", inputs=False, output=False)
+@rule("transpose", "swapaxes", "swapdims", inputs=False, output=False)
 def _transpose(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.transpose(argument(operation, 1, "dim0", 0), argument(operation, 2, "dim1", 1))
 
@@ -62,6 +62,41 @@ def _transpose(operation: Operation, delta: Tensor) -> Pulled:
 @rule("mT", "T", "t", inputs=False, output=False)
 def _last_two(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.mT
+
+
+@rule("roll", inputs=False, output=False)
+def _roll(operation: Operation, delta: Tensor) -> Pulled:
+    shifts, dims = argument(operation, 1, "shifts", 0), argument(operation, 2, "dims", None)
+    back = -shifts if isinstance(shifts, int) else [-shift for shift in shifts]
+    yield operation.input, torch.roll(delta, back, dims)
+
+
+@rule("flip", inputs=False, output=False)
+def _flip(operation: Operation, delta: Tensor) -> Pulled:
+    x, rest, _ = first_and_rest(operation)
+    dims = operation.kwargs.get("dims", rest[0] if len(rest) == 1 and isinstance(rest[0], Sequence) else rest)
+    yield x, delta.flip(dims)
+
+
+@rule("movedim", "moveaxis", inputs=False, output=False)
+def _movedim(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, delta.movedim(argument(operation, 2, "destination", 0), argument(operation, 1, "source", 0))
+
+
+@rule("pixel_shuffle", inputs=False, output=False)
+def _pixel_shuffle(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, F.pixel_unshuffle(delta, argument(operation, 1, "upscale_factor", 1))
+
+
+@rule("pixel_unshuffle", inputs=False, output=False)
+def _pixel_unshuffle(operation: Operation, delta: Tensor) -> Pulled:
+    yield operation.input, F.pixel_shuffle(delta, argument(operation, 1, "downscale_factor", 1))
+
+
+@rule("index_select")
+def _index_select(operation: Operation, delta: Tensor) -> Pulled:
+    dim, index = argument(operation, 1, "dim", 0), argument(operation, 2, "index", None)
+    yield operation.input, torch.zeros_like(operation.input).index_add_(dim, index, delta)
 
 
 @rule("permute", inputs=False, output=False)

@@ -20,6 +20,47 @@ def _matmul(operation: Operation, delta: Tensor) -> Pulled:
     yield b, summed_to(a.mT @ delta, b)
 
 
+@rule("baddbmm", output=False)
+def _baddbmm(operation: Operation, delta: Tensor) -> Pulled:
+    x, a, b = (argument(operation, i, name, None) for i, name in enumerate(("input", "batch1", "batch2")))
+    scaled = operation.kwargs.get("alpha", 1) * delta
+    yield x, summed_to(operation.kwargs.get("beta", 1) * delta, x)
+    yield a, scaled @ b.mT
+    yield b, a.mT @ scaled
+
+
+@rule("log_softmax", inputs=False)
+def _log_softmax(operation: Operation, delta: Tensor) -> Pulled:
+    dim = argument(operation, 1, "dim", -1)
+    yield operation.input, delta - operation.output.exp() * delta.sum(dim, keepdim=True)
+
+
+@rule("logsumexp")
+def _logsumexp(operation: Operation, delta: Tensor) -> Pulled:
+    x, output = operation.input, operation.output
+    if not argument(operation, 2, "keepdim", False):
+        dim = argument(operation, 1, "dim", -1)
+        for d in sorted([dim % x.ndim] if isinstance(dim, int) else [d % x.ndim for d in dim]):
+            delta, output = delta.unsqueeze(d), output.unsqueeze(d)
+    yield x, delta * (x - output).exp()
+
+
+@rule("normalize")
+def _normalize(operation: Operation, delta: Tensor) -> Pulled:
+    x, y, dim = operation.input, operation.output, argument(operation, 2, "dim", 1)
+    if argument(operation, 1, "p", 2.0) != 2:
+        raise NotImplementedError("a norm other than the Euclidean: set p=2")
+    eps, norm = argument(operation, 3, "eps", 1e-12), x.norm(dim=dim, keepdim=True)
+    along = torch.where(norm > eps, (delta * y).sum(dim, keepdim=True), 0)
+    yield x, (delta - along * y) / norm.clamp_min(eps)
+
+
+@rule("cumsum", inputs=False, output=False)
+def _cumsum(operation: Operation, delta: Tensor) -> Pulled:
+    dim = argument(operation, 1, "dim", 0)
+    yield operation.input, delta.flip(dim).cumsum(dim).flip(dim)
+
+
 @rule("softmax")
 def _softmax(operation: Operation, delta: Tensor) -> Pulled:
     p, dim = operation.output, argument(operation, 1, "dim", -1)

@@ -9,10 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
+from splitfg.sites._functional import attention_in_parts, linear_arguments, linear_layer
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import has_pull_back
 
@@ -226,6 +228,10 @@ class _Recorder(TorchFunctionMode):
             return self._written_aside(plain, args, kwargs)
         if operation_name(func) in _DROPOUTS and not _drops_in_place(args, kwargs):
             return self._dropped(func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._in_parts(args, kwargs)
+        if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._trained:
+            return self._linear(*linear_arguments(args, kwargs))
         # a constant that an activation is written into would hide it from the tape, so constants count too
         versions = [t._version for t in given]
         output = func(*args, **kwargs)
@@ -261,6 +267,25 @@ class _Recorder(TorchFunctionMode):
         if mask is ones:  # evaluation mode
             return x
         return self.record(Operation("mul", None, (x, mask), {}, x * mask), active=True)
+
+    def _in_parts(self, args: Any, kwargs: Any) -> Any:
+        """Record attention as the functions that it consists of."""
+        try:
+            with self:
+                return attention_in_parts(*args, **kwargs)
+        except NotImplementedError as error:
+            raise SplitError([f"multi_head_attention_forward has no closed form for {error}"]) from error
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        """Record W x + b as a layer of its own, named by its weight."""
+        own = bias is None or id(bias) in self._trained
+        layer, name = linear_layer(weight, bias if own else None), self._trained[id(weight)]
+        output = layer.forward(x)
+        z = self.record(Operation(name, layer, (x,), {}, output, _autocast(output)), active=True)
+        if own:
+            return z
+        with self:  # a bias that is computed, or constant
+            return z + bias
 
     def record(self, operation: Operation, *, active: bool) -> Any:
         """Put an operation on the tape, and return what the pass goes on with."""

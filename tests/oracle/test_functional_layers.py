@@ -1,0 +1,120 @@
+"""Layers that a trunk applies as functions, and torch's attention: sweeps against autograd in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from _learning import errors, taught
+from _toolkit import generator, noise
+from torch import nn
+
+import splitfg
+from splitfg import LearnedFeedback, SplitError
+from splitfg.feedback import Transposed
+
+
+def attention(**settings):
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(8, 2, **settings).double()
+
+
+class Attends(nn.Module):
+    """Attention of one stream to itself or to another, its weights used too."""
+
+    def __init__(self, cross=False, **settings):
+        super().__init__()
+        self.read = nn.Linear(8, 8).double()
+        self.other = nn.Linear(8, settings.get("kdim", 8)).double() if cross else None
+        self.attention, self.cross = attention(batch_first=True, **settings), cross
+
+    def forward(self, x):
+        q = self.read(x)
+        k = self.other(x[:, :3].tanh()) if self.cross else q
+        out, weights = self.attention(q, k, k, average_attn_weights=not self.cross, **self.masks(x, k))
+        return (out * weights.square().sum(-1).reshape(len(x), x.shape[1], -1).sum(-1, keepdim=True)).mean(1)
+
+    def masks(self, x, k):
+        padding = torch.zeros(len(x), k.shape[1], dtype=torch.bool)
+        padding[0, -1] = True
+        later = noise(x.shape[1], k.shape[1], seed=5) > 0
+        later[:, 0] = False  # every query attends to something
+        return {"key_padding_mask": padding, "attn_mask": later}
+
+
+class Encoder(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, **settings)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+
+    def forward(self, x):
+        causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return self.encoder(x, mask=causal, is_causal=True).mean(1)
+
+
+class Functional(nn.Module):
+    """``F.linear`` with a bias of its own, without one, and with one that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        weights = [noise(8, 8, seed=i) / 3 for i in range(3)]
+        self.weights = nn.ParameterList([nn.Parameter(w) for w in weights])
+        self.bias, self.part = nn.Parameter(noise(8, seed=4)), nn.Parameter(noise(4, seed=5))
+
+    def forward(self, x):
+        x = torch.tanh(F.linear(x, self.weights[0], self.bias))
+        x = torch.tanh(F.linear(input=x, weight=self.weights[1]))
+        return F.linear(x, self.weights[2], torch.cat([self.part, torch.zeros_like(self.part)])).mean(1)
+
+
+TRUNKS = {
+    "self-attention": Attends,
+    "cross-attention": lambda: Attends(cross=True),
+    "attention without biases": lambda: Attends(bias=False),
+    "other widths": lambda: Attends(cross=True, kdim=6, vdim=6),
+    "encoder, norms first": lambda: Encoder(norm_first=True),
+    "encoder, norms last": lambda: Encoder(activation="gelu"),
+    "functions": Functional,
+}
+
+
+@pytest.mark.parametrize("name", TRUNKS)
+def test_a_sweep_by_the_exact_route_is_backpropagation(name):
+    trunk = TRUNKS[name]()
+    split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = noise(4, 5, 8), torch.arange(4) % 3
+    expected = splitfg.Backprop()(split, x, y).grads
+    feedback = LearnedFeedback(Transposed())
+    with torch.no_grad():
+        tape = feedback.record(split, x)
+        torch.testing.assert_close(tape.h, trunk(x))
+        grads = feedback.sweep(split, tape, split.head(tape.h, y).u).grads
+    assert set(grads) == {n for n, _ in trunk.named_parameters()}
+    for n, g in grads.items():
+        torch.testing.assert_close(g, expected[f"trunk.{n}"], msg=n)
+
+
+def test_maps_learn_the_encoder():
+    split = splitfg.Split(Encoder(norm_first=True), splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = noise(8, 5, 8), torch.arange(8) % 3
+    estimate = taught(LearnedFeedback(), split, x, y, 60)
+    assert estimate.stats.trunk_backward == 0
+    assert max(errors(split, estimate, x, y).values()) < 1e-6
+
+
+def test_compiled_steps_follow_functional_layers():
+    split = splitfg.Split(Encoder(norm_first=True), splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = noise(8, 5, 8), torch.arange(8) % 3
+    fast_split, fast = splitfg.estimators.compiled(split, LearnedFeedback(), lambda function: function)
+    found, expected = (
+        e(s, x, y, generator=generator()).grads for s, e in ((fast_split, fast), (split, LearnedFeedback()))
+    )
+    for n, g in expected.items():
+        torch.testing.assert_close(found[n], g, msg=n)
+
+
+@pytest.mark.parametrize("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"dropout": 0.5}])
+def test_settings_without_a_closed_form_raise_an_error(settings):
+    split = splitfg.Split(Attends(**settings), splitfg.LinearHead(nn.Linear(8, 3).double()))
+    with pytest.raises(SplitError, match="no closed form for"):
+        LearnedFeedback()(split, noise(4, 5, 8), torch.arange(4) % 3, generator=generator())
