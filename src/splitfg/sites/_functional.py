@@ -15,7 +15,8 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return an ``nn.Linear`` with these very tensors as its parameters."""
     layer = nn.Linear(1, 1, bias=False, device="meta")
     layer.out_features, layer.in_features = weight.shape
-    layer._parameters.update(weight=weight, bias=bias)  # type: ignore[arg-type]  # tensors that stand for parameters
+    own: dict[str, Any] = layer._parameters  # tensors may stand for parameters
+    own.update(weight=weight, bias=bias)
     return layer
 
 
@@ -102,7 +103,7 @@ def _projected(inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, 
 
 def _heads(rows: Tensor, count: int) -> Tensor:
     """(positions, batch, E) -> (batch, heads, positions, E / heads)."""
-    return rows.unflatten(-1, (count, -1)).permute(1, 2, 0, 3)
+    return rows.reshape(*rows.shape[:-1], count, -1).permute(1, 2, 0, 3)
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, scores: Tensor) -> Tensor | None:
