@@ -108,7 +108,7 @@ class Case:
 
     def __init__(self, model: bytes, x: torch.Tensor, y: torch.Tensor, method: str) -> None:
         self.x, self.y = x, y
-        self._plain, self._trunk = inference(model), OnnxTrunk(model, threads=1)
+        self._model, self._trunk = model, OnnxTrunk(model, threads=1)
         self._device = self._trunk.device = CpuTimed(self._trunk.engine)
         trunk: nn.Module = reference(self._trunk) if method == "backprop" else self._trunk
         with torch.no_grad():

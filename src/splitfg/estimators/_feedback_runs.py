@@ -52,7 +52,7 @@ class EagerRun:
     def finish(self, u: Tensor, generator: torch.Generator) -> tuple[Params, Params]:
         """Sweep the tape, and measure; a sweep that frees the tape on the way comes last."""
         feedback, split = self._feedback, self._split
-        consume = feedback.is_lean(split)
+        consume = feedback.is_lean(split) or (feedback.route.lean and isinstance(split.trunk, TapedTrunk))
         grads = {} if consume else feedback.sweep(split, self._tape, u).grads
         change = feedback.learn_from_all(split, self._x, self._tape, generator, self._share)
         return feedback.sweep(split, self._tape, u, consume=True).grads if consume else grads, change

@@ -107,7 +107,7 @@ class LearnedFeedback:
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         split = begin_step(split, x, y, generator, tangents=False)
-        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        estimate = self._part_of(split, x, y, generator, ALONE).completed(split)
         return with_state(split, [(x, y)], estimate)
 
     @property
@@ -122,6 +122,9 @@ class LearnedFeedback:
         route needs.
         """
         split = begin_step(split, x, y, generator, tangents=False)
+        return self._part_of(split, x, y, generator, share)
+
+    def _part_of(self, split: Split, x: Inputs, y: Target, generator: torch.Generator, share: Share) -> Partial:
         self._check(split, generator)
         with torch.no_grad():
             run, head = self.runner(self, split, x, share), HeadPass(split, y)

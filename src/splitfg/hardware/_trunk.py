@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.hardware._device import Counts, Device, LayerDevice
+from splitfg.hardware._fused import fuse
 from splitfg.hardware._wiring import Node, Wiring, zero
 from splitfg.sites import Alter, Tape
 from splitfg.splitting import ForwardOnlyTrunk
@@ -49,6 +50,9 @@ class DeviceTrunk(ForwardOnlyTrunk):
         2
     """
 
+    fused: ClassVar[bool] = False
+    """Whether the device reads the ends of chains of functions, so that splitfg keeps nothing inside them."""
+
     def __init__(self, device: Device, wiring: Wiring, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         super().__init__()
         found: list[str] = (
@@ -80,7 +84,9 @@ class DeviceTrunk(ForwardOnlyTrunk):
 
     def tape(self, inputs: tuple[Any, ...], trained: Mapping[int, str], alter: Alter | None = None) -> Tape:
         """Run once with readings; see :class:`~splitfg.sites.TapedTrunk`."""
-        nodes = self.places(trained)
+        return self._tape(self.places(trained), inputs, alter)
+
+    def _tape(self, nodes: Sequence[Node], inputs: tuple[Any, ...], alter: Alter | None = None) -> Tape:
         add = _amounts(nodes, alter)
         values = dict(zip(self.wiring.inputs, (torch.as_tensor(i) for i in inputs), strict=True))
         values |= self.run(inputs, add, self.wiring.readings(nodes))
@@ -95,7 +101,8 @@ class DeviceTrunk(ForwardOnlyTrunk):
     def places(self, trained: Mapping[int, str]) -> list[Node]:
         """Return the nodes of a tape, in order."""
         if self._memory.trained != trained.keys():
-            self._memory.trained, self._memory.nodes = set(trained), self.wiring.active(trained)
+            nodes = self.wiring.active(trained)
+            self._memory.trained, self._memory.nodes = set(trained), fuse(nodes, trained) if self.fused else nodes
         return self._memory.nodes
 
     def problems(self, inputs: tuple[Any, ...], tolerance: float = 1e-3) -> list[str]:
@@ -106,11 +113,12 @@ class DeviceTrunk(ForwardOnlyTrunk):
             tolerance: Largest difference, relative to the largest entry.
         """
         trained = {id(p): name for name, p in self.named_parameters() if p.requires_grad}
-        nodes = [node for node in self.places(trained) if not node.measured and not node.hidden]
+        every = self.wiring.active(trained)
+        nodes = [node for node in every if not node.measured and not node.hidden]
         if not nodes:
             return []
-        tape = self.tape(inputs, trained)
-        computed = {n.writes: o.output for n, o in zip(self.places(trained), tape.operations, strict=True)}
+        tape = self._tape(every, inputs)
+        computed = {n.writes: o.output for n, o in zip(every, tape.operations, strict=True)}
         readings = self.run(inputs, {}, [n.writes for n in nodes])
         return [
             f"the device computes {name} differently from its wiring: correct the node that writes it"

@@ -102,11 +102,11 @@ class Context:
             name = self.free_name(_stem(first)) if trains else first
             module = kind(*settings, device="meta", **shapes)
             if trains:
-                module = module.to_empty(device="cpu")
                 for own, weight in weights.items():
-                    p = module.get_parameter(own)
-                    p.data.copy_(weight.parameter(self.file.constants[weight.initializer]))
-                    p.requires_grad_(weight.initializer in self.trained)
+                    dtype = module.get_parameter(own).dtype
+                    value = weight.parameter(self.file.constants[weight.initializer]).to(dtype)
+                    # in place of `to_empty`, which imports sympy: 60 MiB
+                    setattr(module, own, nn.Parameter(value, requires_grad=weight.initializer in self.trained))
                     self.weights[f"{name}.{own}"] = weight
             self._modules[key] = name, module
         return self._modules[key]

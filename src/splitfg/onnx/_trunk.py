@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 import torch
@@ -57,6 +57,8 @@ class OnnxTrunk(DeviceTrunk):
         >>> sorted(estimate.grads)
         ['head.0.bias', 'head.0.weight', 'trunk.0.bias', 'trunk.0.weight', 'trunk.2.bias', 'trunk.2.weight']
     """
+
+    fused: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -36,7 +36,8 @@ def is_norm(module: nn.Module) -> bool:
 
 def has_pull_back(module: nn.Module) -> bool:
     """Whether :func:`pull_back` knows a module."""
-    return is_norm(module) or type(module) in (nn.Identity, nn.ReLU) or isinstance(module, ClosedForm)
+    # `isinstance(module, ClosedForm)` takes 20 times as long
+    return is_norm(module) or type(module) in (nn.Identity, nn.ReLU) or callable(getattr(module, "pull_back", None))
 
 
 def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
