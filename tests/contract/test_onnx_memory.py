@@ -15,7 +15,7 @@ ROWS, WIDTH = 64, 32
 
 
 def hard_swish_network():
-    """Two layers, each followed by HardSwish in four operators, as some exporters write it; a skip around the second."""
+    """Two layers, each followed by HardSwish in four operators, as exporters write it; a skip around the second."""
     rng, node = np.random.default_rng(0), helper.make_node
     weights = {f"w{i}": random(rng, WIDTH, WIDTH) for i in range(2)}
     weights |= {"three": np.float32(3), "six": np.float32(6), "zero": np.float32(0), "gain": random(rng, WIDTH)}

@@ -1,4 +1,4 @@
-"""Functions between layers as one operation: a device reads the end of a chain, and the rest is computed when needed."""
+"""Functions between layers as one operation: a device reads the end of a chain, and the gradient computes the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from splitfg.types import Params
 class Fused(nn.Module):
     """A chain of functions y = f(x) of one tensor, whose inner tensors are not kept.
 
-    The pullback computes them again from x and carries u through their closed forms, so that a tape holds x and y alone.
+    The pullback computes them again from x and carries u through their closed forms: a tape holds x and y alone.
 
     Args:
         nodes: The functions in order; all tensors that they read are x, or written by one of them.

@@ -34,12 +34,15 @@ def _feedback() -> LearnedFeedback:
     return LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference())
 
 
+def _activity(K: int, coarse: bool, prediction: LearnedFeedback | None = None) -> ActivityPerturbation:
+    """Return activity perturbations, one noise a run: more at once take as many times the memory."""
+    return ActivityPerturbation(K=K, step=_COARSE_STEP if coarse else _STEP, chunk=1, prediction=prediction)
+
+
 METHODS: Final[Mapping[str, Callable[[int, bool], Estimator]]] = {
     "learned_feedback": lambda K, coarse: _feedback(),  # noqa: ARG005
-    "activity": lambda K, coarse: ActivityPerturbation(K=K, step=_COARSE_STEP if coarse else _STEP),
-    "activity_and_feedback": lambda K, coarse: ActivityPerturbation(
-        K=K, step=_COARSE_STEP if coarse else _STEP, prediction=_feedback()
-    ),
+    "activity": lambda K, coarse: _activity(K, coarse),
+    "activity_and_feedback": lambda K, coarse: _activity(K, coarse, _feedback()),
     "weights": lambda K, coarse: SplitFG(K=K, engine=CentralDifference(noise=1 / _LEVELS if coarse else None)),
     "head": lambda K, coarse: FrozenTrunk(),  # noqa: ARG005
 }
