@@ -12,6 +12,7 @@ from typing import Any
 
 from docs_records import bench, by_seed, paper, recorded, reports
 
+from splitfg_lab.experiments.images import EXPERIMENT as IMAGES
 from splitfg_lab.experiments.tabular._sets import DATA
 
 Value = float | Callable[[], float]
@@ -54,6 +55,21 @@ def seeds(preset: str, count: int) -> tuple[Value, ...]:
 
 def cost(metric: str) -> Value:
     return lambda: recorded("language_cost", "ladder", metric)
+
+
+def image_cost(metric: str) -> Value:
+    return lambda: recorded("images_cost", "compiled", metric)
+
+
+def epochs_s() -> float:
+    """Seconds of all steps of a Split-FG run of 60 epochs."""
+    return 23_437 * recorded("images_cost", "compiled", "ms/cifar10-split_fg") / 1e3
+
+
+def clipped_apart() -> float:
+    """Split-FG on CIFAR-100, run with ``clip_apart=true``."""
+    (found,) = [r for r in reports("images") if r.preset == "cifar100-split_fg" and r.config["clip_apart"]]
+    return found.metrics["accuracy"]
 
 
 def step_ms(preset: str) -> Value:
@@ -332,6 +348,25 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("two pulls have {}%, four {}%, backprop {}%", top1("cifar10-skips2"), top1("cifar10-skips4"),
               top1("cifar10-backprop")),
         claim("nothing in reverse, {}%", top1("cifar10-learned")),
+        *fixed("CIFAR-100"),
+        claim("backprop has {}% (the paper: {}%), the frozen trunk {}% ({}%)", top1("cifar100-backprop"), 65.6,
+              top1("cifar100-frozen"), 34.8),
+        claim("Split-FG {}% ({}%), less than", top1("cifar100-split_fg"), 35.2),
+        claim("Clipped apart, Split-FG has {}%; after", clipped_apart),
+        claim("{}% instead of {}%, with the frozen trunk at {}%", top1("flat100-k4-rho1-apart"),
+              top1("flat100-k4-rho1"), top1("flat100-frozen")),
+        claim("has {}% on CIFAR-10 (the paper: {}%)", top1("cifar10-predictive_coding"), 40.7),
+        claim("Forward-Forward has {}% ({}%). The Hopfield memory has {}%", top1("cifar10-forward_forward"), 48.8,
+              top1("cifar10-hopfield")),
+    ),
+    "docs/notes/images_cost.md": (
+        claim("takes {} ms, so that the {} steps of 60 epochs take {} seconds", image_cost("ms/cifar10-split_fg"),
+              lambda: IMAGES.preset("cifar10-split_fg").config.steps, epochs_s),
+        claim("takes {} ms. Learned", image_cost("ms/flat-backprop")),
+        claim("takes {} times as long as backprop on a", image_cost("ratio/resnet20-learned-layers")),
+        claim("ResNet-20, by passes {} times, and two pulls {} times", image_cost("ratio/resnet20-learned"),
+              image_cost("ratio/resnet20-pull2")),
+        *fixed("TF32", "one H200"),
     ),
     "docs/notes/language.md": (
         *fixed("3.2 M trunk, 12.9 M head parameters", "B = 4, T = 128"),
