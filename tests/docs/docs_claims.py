@@ -348,7 +348,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("two pulls have {}%, four {}%, backprop {}%", top1("cifar10-skips2"), top1("cifar10-skips4"),
               top1("cifar10-backprop")),
         claim("nothing in reverse, {}%", top1("cifar10-learned")),
-        *fixed("CIFAR-100"),
+        *fixed("CIFAR-100", "(seed 0). With"),
         claim("backprop has {}% (the paper: {}%), the frozen trunk {}% ({}%)", top1("cifar100-backprop"), 65.6,
               top1("cifar100-frozen"), 34.8),
         claim("Split-FG {}% ({}%), less than", top1("cifar100-split_fg"), 35.2),
