@@ -98,3 +98,27 @@ def test_counted_stages_have_no_bubble_on_the_way_back():
         assert case["formula"] <= case["units"] < 1.2 * case["formula"]
         if method == "gpipe":
             assert cases["staged", S, M]["units"] < case["units"]
+
+
+@pytest.mark.parametrize("name", ["ranks", "links", "stages"])
+def test_a_record_is_one_finished_run_of_one_revision(name):
+    made = RECORDS[name]["made"]
+    assert made["git"] is not None
+    assert made["git_dirty"] is False
+    assert made.get("finished", True)
+
+
+def test_a_record_is_written_after_every_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks._record import Record, options
+
+    args = options("a", None, tmp_path / "a.json", {"one": "one", "two": "two"}, ["--two", "--record"])
+    assert (args.parts, args.record, args.busy) == (["two"], tmp_path / "a.json", False)
+    record = Record(args.record, {"git": "abc"})
+    record.add("two", {"n": 1})
+    assert json.loads(args.record.read_text()) == {"made": {"git": "abc", "finished": False}, "two": [{"n": 1}]}
+    record.add("two", {"n": 2})
+    record.finish(busy=True)
+    found = json.loads(args.record.read_text())
+    assert found == {"made": {"git": "abc", "finished": True, "busy": True}, "two": [{"n": 1}, {"n": 2}]}
+    assert json.loads(capsys.readouterr().out) == found
