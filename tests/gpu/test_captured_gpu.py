@@ -9,11 +9,23 @@ import pytest
 import torch
 from _captured import METHODS, Setting, made_up_windows, optimizers
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from splitfg import Backprop, CapturedLearner, ForwardGradient, GradientLearner, LinearHead, SplitFG, split
 from splitfg.compiled import whole
 from splitfg.models import GPTConfig
-from splitfg.recipes import BackpropMethod, ConditionedLaw, FrozenMethod, SplitFGMethod
+from splitfg.recipes import (
+    BackpropMethod,
+    ConditionedLaw,
+    DirectPathMethod,
+    EveryNthFeedback,
+    EveryNthRoute,
+    FrozenMethod,
+    LearnedFeedbackMethod,
+    MeanJacobianFeedback,
+    ParallelPullMethod,
+    SplitFGMethod,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,6 +92,28 @@ def test_a_resumed_learner_ends_where_an_uninterrupted_one_does(at):
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     h.set_state(g.get_state())
     take(second, h, start=at)
+    assert apart(second, whole_run) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        LearnedFeedbackMethod(),
+        LearnedFeedbackMethod(EveryNthRoute(2)),
+        DirectPathMethod(MeanJacobianFeedback()),
+        ParallelPullMethod(EveryNthFeedback(2)),
+    ],
+    ids=repr,
+)
+def test_maps_of_a_checkpoint_that_is_read_to_the_cpu(method):
+    whole_run, first, second = captured_learner(method), captured_learner(method), captured_learner(method)
+    take(whole_run, generator())
+    g, h = generator(), generator()
+    take(first, g, stop=5)
+    second.load_state_dict(tree_map_only(torch.Tensor, lambda t: t.to("cpu", copy=True), first.state_dict()))
+    h.set_state(g.get_state())
+    take(second, h, start=5)
+    assert second.captured
     assert apart(second, whole_run) < 1e-3
 
 

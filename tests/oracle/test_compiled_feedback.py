@@ -173,3 +173,13 @@ def test_the_first_step_compares_what_maps_learn():
     captured = CapturedLearner(learner, horizon=3, compile_=wrong)
     with pytest.raises(SplitError, match="learned state"):
         captured.step(x, y, generator=generator())
+
+
+def test_maps_move_to_a_device_and_stay_in_their_memory_there():
+    route = Relay()
+    route.load_state_dict({"layer": torch.ones(1, 2, 2)})
+    held = route.maps["layer"]
+    route.to(torch.device("cpu"))
+    assert route.maps["layer"] is held
+    route.to(torch.device("meta"))
+    assert route.maps["layer"].device.type == "meta"

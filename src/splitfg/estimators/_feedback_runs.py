@@ -79,6 +79,7 @@ class CompiledFeedback:
         traits = split.traits(x)
         if share.inputs is not None or isinstance(split.trunk, TapedTrunk) or traits.random or traits.stateful:
             return EagerRun(feedback, split, x, share)
+        feedback.route.to(next(split.trunk.parameters()).device)
         key = (feedback.route.due, _key(split, x))
         if key not in self._traces:
             self._traces[key] = traced_or_none(partial(_trace, feedback, split, x, self._compile))

@@ -121,6 +121,10 @@ class Route(EveryNth, ABC):
         """Restore the maps from :meth:`state_dict`."""
         self._maps = {name: m.clone() for name, m in self._take_steps(state).items()}
 
+    def to(self, device: torch.device) -> None:
+        """Move the maps to a device: a checkpoint is read to the CPU. Maps that are there stay in their memory."""
+        self._maps.update({name: m.to(device) for name, m in self._maps.items() if m.device != device})
+
     def _initial(self, name: str, like: Tensor) -> Tensor:
         groups, outputs, inputs = like.shape
         return (self.rule or Proximal()).initial(name, groups, outputs, inputs, like)
