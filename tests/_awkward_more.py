@@ -446,6 +446,24 @@ def two_values():
     return nn.Sequential(TwoValues(), TakesTwo())
 
 
+def derivative_inside(x):
+    return torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1] + x
+
+
+def detached_in_place(x):
+    y = x.tanh()
+    return x + y.detach_()
+
+
+class ForwardReplaced(Around):
+    """A layer with another forward, as some libraries set it on an instance."""
+
+    def __init__(self):
+        super().__init__()
+        plain = self.first.forward
+        self.first.forward = lambda x: 2 * plain(x)
+
+
 def gradient_inside(x):
     return torch.func.grad(lambda z: (z**3).sum())(x) + x
 
@@ -500,6 +518,8 @@ FUNCTIONS = (
     Reversal.apply,
     gradient_inside,
     energy,
+    derivative_inside,
+    detached_in_place,
 )
 MODELS = {
     **{getattr(f, "__name__", str(f)).replace("apply", "reversal"): partial(Around, f) for f in FUNCTIONS},
@@ -536,6 +556,7 @@ MODELS = {
     "parameter_in_a_closure": ParameterInAClosure,
     "parameters_of_nobody": ParametersOfNobody,
     "two_values": two_values,
+    "forward_replaced": ForwardReplaced,
     "without_values": without_values,
     "from_inference_mode": from_inference_mode,
     "max_norm": MaxNorm,

@@ -146,6 +146,13 @@ def test_models_stay_as_they_were_and_no_error_is_raw(name):
         assert torch.equal(x, rows)
 
 
+@pytest.mark.parametrize("name", ["derivative_inside", "detached_in_place", "forward_replaced"])
+def test_derivatives_that_a_tape_does_not_see(name):
+    s, x, y = made(name)
+    with pytest.raises(SplitError, match=r"gradients of first.weight.* are not the trunk's derivatives"):
+        LearnedFeedback()(s, x, y, generator=generator())
+
+
 def test_a_function_that_takes_one_tangent_at_a_time():
     class Doubled(torch.autograd.Function):
         @staticmethod

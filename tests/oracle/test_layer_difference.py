@@ -63,11 +63,12 @@ def test_no_operation_between_layers_runs_again(monkeypatch):
         run = kind.forward
         counted = lambda m, a, run=run: calls.append((type(m).__name__, len(a))) or run(m, a)  # noqa: E731
         monkeypatch.setattr(kind, "forward", counted)
-    LearnedFeedback(probe=LayerDifference())(split, x, y, generator=generator())
-    layers, others = ([c for c in calls if (c[0] == "Linear") is linear] for linear in (True, False))
-    validation = len(others) // 3  # whole passes: activations run once in each
-    again = [rows for kind, rows in layers[3 * validation :]]
-    assert again == [28, 24]  # 4 rows for each of 7 and of 6 inputs
+    for _ in range(2):  # the first batch is validated
+        calls.clear()
+        LearnedFeedback(probe=LayerDifference())(split, x, y, generator=generator())
+    assert calls[:6] == [("Linear", 64), ("ReLU", 64)] * 3
+    # 4 rows for each of 7 and of 6 inputs, each time beside one row for the bias
+    assert calls[6:] == [("Linear", 28), ("Linear", 1), ("Linear", 24), ("Linear", 1)]
 
 
 def test_members_of_an_ensemble_share_a_map():

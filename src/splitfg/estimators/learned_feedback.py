@@ -19,6 +19,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators._tape_checks import pass_problems
+from splitfg.estimators._tape_gradient import tape_gradient_problems
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
@@ -183,7 +184,7 @@ class LearnedFeedback:
     def record(self, split: Split, x: Inputs, *, lean: bool = False) -> Tape:
         """Run the trunk once and record it; ``lean`` keeps only the values that this estimator reads."""
         if not skip_checks() and not isinstance(split.trunk, TapedTrunk):
-            split.validate_once("learned feedback's tape", lambda: pass_problems(split, x))
+            split.validate_once("learned feedback's tape", lambda: _tape_problems(split, x))
         return _recorded_lean(split, x) if lean and self.is_lean(split) else _recorded(split, x)
 
     def is_lean(self, split: Split) -> bool:
@@ -278,10 +279,31 @@ class LearnedFeedback:
             raise SplitError(found)
 
 
+_ROWS = 8
+"""Samples of the first batch that the validation of the tape takes."""
+
+
 def _pattern_problems(split: Split, patterns: tuple[str, ...]) -> list[str]:
     names = list(split.trunk_params())
     unused = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
     return [f"only: {p!r} matches no trained parameter of the trunk, which has {', '.join(names)}" for p in unused]
+
+
+def _tape_problems(split: Split, x: Inputs) -> list[str]:
+    """List what a tape hides of a trunk; compares gradients on a few rows, or on all if it runs on no fewer."""
+    found = pass_problems(split, x)
+    if found:
+        return found
+
+    def compared(x: Inputs) -> list[str]:
+        return tape_gradient_problems(split, x, _recorded(split, x), _trained(split))
+
+    try:
+        return compared(pytree.tree_map(lambda t: t[:_ROWS] if has_rows(t) else t, x))
+    except SplitError:
+        raise
+    except (RuntimeError, ValueError, IndexError):
+        return compared(x)
 
 
 def _recorded(split: Split, x: Inputs, alter: Alter | None = None) -> Tape:

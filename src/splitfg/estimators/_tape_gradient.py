@@ -1,0 +1,112 @@
+"""Validation of the gradients that learned feedback computes from a tape in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from splitfg.engines import CentralDifference, ForwardMode
+from splitfg.errors import SplitError, shorten
+from splitfg.feedback import Noise, Response, Route, Shares, sweep
+from splitfg.numerics import norm
+from splitfg.sites import Tape
+from splitfg.splitting import Split
+from splitfg.types import Inputs, Params
+
+# Largest difference of <g, v> and <u, J v> relative to ‖g‖, by how J v is found.
+_ERROR = {torch.float64: 1e-5, torch.float32: 1e-2}
+_NARROW_ERROR, _MEASURED_ERROR = 0.3, 0.1
+_LISTED = 64
+
+
+class _Exact(Route):
+    """Pulls every layer back by reverse mode inside that layer, in place of a learned map."""
+
+    def samples(self, tape: Tape) -> None:
+        """Return ``None``: nothing is measured."""
+
+    def noise(self, tape: Tape, generator: torch.Generator, *, alone: bool = False) -> Noise:  # noqa: ARG002
+        """Return no noise."""
+        return {}
+
+    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:  # noqa: ARG002
+        """Return no change."""
+        return {}
+
+    def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
+        """Return the layer's own vector-Jacobian product."""
+        if place is None or not tape.is_active(tape.operations[place].input):
+            return Shares()
+        operation = tape.operations[place]
+        with torch.enable_grad():
+            a = operation.input.detach().clone().requires_grad_()
+            z = operation.run(a)
+            (share,) = torch.autograd.grad(z, a, delta.to(z.dtype))
+        return Shares(added={id(operation.input): share})
+
+
+def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping[int, str]) -> list[str]:
+    """List the parameters whose gradient from a tape is not the derivative of h, with every layer pulled back exactly.
+
+    For a random u at h and a random direction v, <g, v> must be <u, J v>. Finds layers whose forward was replaced,
+    rules and modules with a wrong closed form, and functions that hide a derivative from the tape.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        tape: The recorded pass.
+        trained: From ``id`` of a trained parameter to the trunk's name of it.
+    """
+    draws = torch.Generator().manual_seed(0)
+    u = torch.randn(tape.h.shape, generator=draws).to(tape.h)
+    try:
+        grads = split.named_trunk_grads(sweep(tape, u, _Exact(), trained).grads)
+    except SplitError:
+        return []  # the estimate raises it too
+    left_out = _by_frequency(split)
+    grads = {name: g for name, g in grads.items() if name not in left_out}
+    params = {name: p for name, p in split.trunk_params().items() if name in grads}
+    v = {name: torch.randn(p.shape, generator=draws).to(p) for name, p in params.items()}
+    if not params or not bool(norm(grads).isfinite()):
+        return []
+    derivative, allowed = _derivative(split, x, u, params)
+    size = float(norm(grads))
+
+    def far(direction: Params) -> float:
+        expected = sum(float((grads[n].double() * t.double()).sum()) for n, t in direction.items())
+        return abs(expected - derivative(direction)) / max(size, 1e-300)
+
+    error = far(v)
+    if not error > allowed:
+        return []
+    still = {name: torch.zeros_like(t) for name, t in v.items()}
+    alone = [name for name in list(params)[:_LISTED] if far({**still, name: v[name]}) > allowed]
+    return [
+        f"gradients of {shorten(alone or list(params))} in closed form are not the trunk's derivatives (relative error"
+        f" {error:.2g}): a layer's forward() was replaced, a pull_back or a rule is wrong, or a function hides a"
+        " derivative. Correct it, use SplitFG(), or, to train with it as it is, pass check=False to split() or Split()"
+    ]
+
+
+def _by_frequency(split: Split) -> set[str]:
+    """Return the tables whose gradient is divided by the frequency of a row, which is not a derivative."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    found = [m.weight for m in split.trunk.modules() if isinstance(m, kinds) and m.scale_grad_by_freq]
+    return {name for name, p in split.model.named_parameters() if any(p is weight for weight in found)}
+
+
+def _derivative(split: Split, x: Inputs, u: Tensor, params: Params) -> tuple[Callable[[Params], float], float]:
+    """Return v ↦ <u, J v>, by forward mode or else by differences, and the relative error that it explains."""
+    f = split.trunk_function(x)
+
+    def along(engine: ForwardMode | CentralDifference, v: Params) -> float:
+        _, dh = engine(f, params, {name: t.unsqueeze(0) for name, t in v.items()})
+        return float((dh[0].double() * u.double()).sum())
+
+    try:
+        along(ForwardMode(), {name: torch.zeros_like(p) for name, p in params.items()})
+    except (NotImplementedError, RuntimeError):
+        return (lambda v: along(CentralDifference(), v)), _MEASURED_ERROR
+    return (lambda v: along(ForwardMode(), v)), _ERROR.get(u.dtype, _NARROW_ERROR)
