@@ -56,13 +56,13 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
     Args:
         split: The network.
         x: Inputs.
-        tape: The recorded pass.
+        tape: The recorded pass, which is empty afterwards.
         trained: From ``id`` of a trained parameter to the trunk's name of it.
     """
     draws = torch.Generator().manual_seed(0)
     u = torch.randn(tape.h.shape, generator=draws).to(tape.h)
     try:
-        grads = split.named_trunk_grads(sweep(tape, u, _Exact(), trained).grads)
+        grads = split.named_trunk_grads(sweep(tape, u, _Exact(), trained, consume=True).grads)
     except SplitError:
         return []  # the estimate raises it too
     left_out = _by_frequency(split)

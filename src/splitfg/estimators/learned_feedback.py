@@ -296,7 +296,7 @@ def _tape_problems(split: Split, x: Inputs) -> list[str]:
         return found
 
     def compared(x: Inputs) -> list[str]:
-        return tape_gradient_problems(split, x, _recorded(split, x), _trained(split))
+        return tape_gradient_problems(split, x, _recorded_lean(split, x), _trained(split))
 
     try:
         return compared(pytree.tree_map(lambda t: t[:_ROWS] if has_rows(t) else t, x))
