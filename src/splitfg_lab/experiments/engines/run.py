@@ -26,7 +26,7 @@ from splitfg import (
 from splitfg.estimators import Estimator
 from splitfg.feedback import DeltaRule, LayerDifference, Relay
 from splitfg.hardware import ActivityPerturbation, AnalogDevice, DeviceTrunk, Twin, Wiring
-from splitfg.onnx import LowRank, OnnxTrunk, Rows, ScaleAndBias, fit_head, hidden, predict
+from splitfg.onnx import Adapter, LowRank, OnnxTrunk, Rows, ScaleAndBias, fit_head, hidden, predict
 from splitfg.training import Epochs
 from splitfg.types import Inputs, Learner, StepStats, Target
 from splitfg_lab.experiments.engines import GOALS, SCRATCH, Engines
@@ -128,9 +128,9 @@ def _trunk(config: Engines, problem: Problem, seed: int) -> nn.Module:
     if config.engine == "int8":
         model = quantised(model, problem.train.part(slice(0, _CALIBRATED)))
     adapters = {"none": None, "scale": ScaleAndBias(), "rank": LowRank()}[config.adapters]
-    trunk = OnnxTrunk(model, adapters=adapters, threads=torch.get_num_threads())
     if config.method == "backprop":
-        return reference(trunk)
+        return _reference(model, adapters)
+    trunk = OnnxTrunk(model, adapters=adapters, threads=torch.get_num_threads())
     if config.engine != "analog":
         return trunk
     device = AnalogDevice(
@@ -139,6 +139,15 @@ def _trunk(config: Engines, problem: Problem, seed: int) -> nn.Module:
         coarse=[trunk.wiring.h] if config.coarse == "h" else None,
     )  # fmt: skip
     return DeviceTrunk(device, trunk.wiring)
+
+
+def _reference(model: bytes, adapters: Adapter | None) -> Twin:
+    """Return the network in PyTorch; with adapters, these alone are trained."""
+    # layers that are not trained would hold no values
+    twin = reference(OnnxTrunk(model, adapters=adapters, train=None if adapters is None else "*"))
+    for name, p in twin.named_parameters():
+        p.requires_grad_(adapters is None or name.startswith("adapter."))
+    return twin
 
 
 def reference(trunk: OnnxTrunk) -> Twin:
