@@ -27,6 +27,9 @@ from benchmarks._engine_cases import COPIES, METHODS, NETWORKS, Case, available,
 MEASURED = ("rapidocr", "torchcrepe")
 """Networks whose memory is measured: every number takes a fresh process."""
 
+_KEPT = ("learned_feedback", "activity", "backprop")
+"""Methods that keep activations, whose memory is measured."""
+
 RECORDED = Path(__file__).parent / "engines.json"
 
 
@@ -34,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("--record", type=Path, nargs="?", const=RECORDED, metavar="FILE")
     parser.add_argument("--repeats", type=int, default=30, help="largest number of steps that are timed")
-    parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds that the steps of a method may take")
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU seconds that the steps of a method may take")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--networks", nargs="*", default=None, help=f"some of {', '.join(NETWORKS)}")
     args = parser.parse_args()
@@ -99,9 +102,9 @@ def memory(network: str, rows: int, repeats: int = 1) -> dict[str, Any]:
         del model, x, y
         peaks = {
             what: statistics.median(_fresh(folder, what)["peak"] for _ in range(repeats))
-            for what in ("inference1", f"inference{COPIES}", *METHODS)
+            for what in ("inference1", f"inference{COPIES}", *_KEPT)
         }
-    ratios = {m: peaks[m] / peaks[f"inference{COPIES}" if m == "activity" else "inference1"] for m in METHODS}
+    ratios = {m: peaks[m] / peaks[f"inference{COPIES}" if m == "activity" else "inference1"] for m in _KEPT}
     found = {"network": network, "mib": {what: round(mib, 1) for what, mib in peaks.items()}}
     return {**found, "ratio": {method: round(ratio, 2) for method, ratio in ratios.items()}}
 
