@@ -1,6 +1,7 @@
 """What a step on an ONNX graph keeps in memory: layers' outputs and what layers read, nothing between them."""
 
 import numpy as np
+import pytest
 import torch
 from _onnx_graphs import model, random
 from onnx import helper
@@ -87,6 +88,12 @@ def test_a_step_gives_the_gradient_and_lets_go_of_the_tape(monkeypatch):
     exact = torch.autograd.grad(loss, dict(twin.named_parameters()).values())
     for (name, _), g in zip(twin.named_parameters(), exact, strict=True):
         torch.testing.assert_close(estimate.grads[f"trunk.{name}"], g, rtol=2e-2, atol=2e-4)
+
+
+def test_a_twin_of_layers_without_values_raises():
+    trunk = OnnxTrunk(hard_swish_network(), cut="h", train="w1")
+    with pytest.raises(splitfg.SplitError, match=r"layers without values.*w0"):
+        Twin(trunk.wiring)
 
 
 def test_a_tensor_that_others_read_ends_a_chain():

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
 from splitfg.hardware._device import Counts, Device, LayerDevice
 from splitfg.hardware._fused import fuse
 from splitfg.hardware._wiring import Node, Wiring, zero
@@ -168,6 +168,9 @@ class Twin(nn.Module):
     Args:
         wiring: Every node needs a torch function, and every layer its values.
 
+    Raises:
+        SplitError: If a layer holds no values.
+
     Example:
         >>> import torch
         >>> from torch import nn
@@ -178,6 +181,9 @@ class Twin(nn.Module):
 
     def __init__(self, wiring: Wiring, parameters: Mapping[str, nn.Parameter] | None = None) -> None:
         super().__init__()
+        empty = [n.name for n in wiring.nodes if n.module and any(p.is_meta for p in n.module.parameters())]
+        cure = 'train them, as OnnxTrunk(..., train="*") does, and freeze their parameters afterwards'
+        raise_if([f"layers without values cannot be computed ({shorten(empty)}): {cure}"] if empty else [])
         self.wiring = wiring
         _register_all(self, wiring, parameters)
 
