@@ -216,6 +216,19 @@ class TestAdapters:
         head = plain.file_head()
         np.testing.assert_allclose(found, head(moved).detach().numpy(), rtol=1e-4, atol=1e-5)
 
+    def test_stay_nodes_if_merged_weights_give_other_outputs(self, images, tmp_path, monkeypatch):
+        def badly(model, *_):
+            bias = next(t for t in model.graph.initializer if t.name.endswith("bias"))
+            bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 0.1, bias.name))
+
+        x, y = images
+        tuned = OnnxClassifier(convolutional(), adapters=ScaleAndBias(), steps=2, random_state=0).fit(x, y)
+        monkeypatch.setattr("splitfg.onnx._trunk.merge", badly)
+        tuned.save(tmp_path / "tuned.onnx")
+        session = ort.InferenceSession(tmp_path / "tuned.onnx")
+        found = session.run(["outputs"], {session.get_inputs()[0].name: x[:8]})[0]
+        np.testing.assert_allclose(found, tuned.decision_function(x[:8]), atol=1e-4)
+
     def test_globs_that_match_nothing_raise(self):
         with pytest.raises(splitfg.SplitError, match=r"no layer matches 'no\*'.*fc\.weight"):
             OnnxTrunk(convolutional(), adapters=ScaleAndBias("no*"))

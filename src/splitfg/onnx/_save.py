@@ -24,7 +24,9 @@ from splitfg.onnx._trunk import OnnxTrunk
 _EXACT, _HALF, _QUANTISED = 1e-5, 5e-3, 5e-2
 
 
-def with_head(trunk: OnnxTrunk, head: LinearHead, classes: Sequence[object] | None = None) -> onnx.ModelProto:
+def with_head(
+    trunk: OnnxTrunk, head: LinearHead, classes: Sequence[object] | None = None, *, merged: bool = True
+) -> onnx.ModelProto:
     """Return the tuned graph up to h, followed by the head.
 
     Outputs are ``outputs`` (logits or values); for classes also ``probabilities`` and ``label``, an index into
@@ -34,8 +36,9 @@ def with_head(trunk: OnnxTrunk, head: LinearHead, classes: Sequence[object] | No
         trunk: The trunk.
         head: One or more linear layers.
         classes: Names of the classes; ``None`` for values.
+        merged: Whether to merge adapters into weights where that is exact.
     """
-    model = trunk.tuned()
+    model = trunk.tuned(merged=merged)
     graph = model.graph
     _keep_until(graph, trunk.cut)
     reads = _head_nodes(graph, trunk, head)

@@ -94,12 +94,12 @@ class OnnxTrunk(DeviceTrunk):
         assert isinstance(self.device, OnnxDevice)
         return self.device
 
-    def tuned(self) -> onnx.ModelProto:
-        """Return the user's graph with the current parameters, adapters merged where that is exact."""
+    def tuned(self, *, merged: bool = True) -> onnx.ModelProto:
+        """Return the user's graph with the current parameters, adapters merged where that is exact, or not at all."""
         params = {name: p.detach() for name, p in self.named_parameters()}
         self.engine.write(params)
         model = self.engine.current()
-        if self._adapters is not None:
+        if merged and self._adapters is not None:
             merge(model, self._adapters, self._sites)
         return model
 
