@@ -292,9 +292,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("method", "name", "eager"),
         [
-            *[("split_fg", name, False) for name in ("both", "batch_norm", "dropout")],
-            *[("forward_gradient", "both", False), ("backprop", "both", False)],
-            *[("differences", "both", True), ("differences", "batch_norm", False), ("feedback", "both", True)],
+            *[(method, "both", False) for method in ("split_fg", "forward_gradient", "backprop")],
+            *[("differences", "both", True), ("feedback", "both", True), ("feedback", "batch_norm", False)],
         ],
     )
     def test_compiled_and_eager_steps_draw_the_same_masks(self, method, name, eager):
