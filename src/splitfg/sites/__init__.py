@@ -26,11 +26,12 @@ from splitfg.sites._lean_tape import record_lean_tape
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
+from splitfg.sites._record_tape import record_tape
 from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, record, record_run
 from splitfg.sites._rule_table import Rule
 from splitfg.sites._rules import register_rule, rule_for
 from splitfg.sites._skips import SkipBlock, skip_back, skip_problems
-from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations, record_tape
+from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations
 from splitfg.sites._tape_parts import first_samples, hollow
 from splitfg.sites._taps import Arguments, each_row, shifted, tapped
 from splitfg.sites._validate import validate_activities, validate_path

@@ -13,7 +13,8 @@ from splitfg.errors import SplitError
 from splitfg.sites._layers import LAYER_HOOK, has_layer_gradients
 from splitfg.sites._path import ResidualPath
 from splitfg.sites._pullback import has_pull_back, is_norm
-from splitfg.sites._tape import Operation, Tape, is_leaf, record_tape
+from splitfg.sites._record_tape import record_tape
+from splitfg.sites._tape import Operation, Tape, is_leaf
 from splitfg.splitting import Split, split as cut
 from splitfg.types import Inputs
 

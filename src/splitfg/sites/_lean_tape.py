@@ -13,9 +13,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from splitfg.sites._layers import is_linear
 from splitfg.sites._pullback import is_norm
+from splitfg.sites._record_tape import record_into
 from splitfg.sites._rule_table import READS
 from splitfg.sites._rules import rule_for
-from splitfg.sites._tape import Operation, Tape, record_into
+from splitfg.sites._tape import Operation, Tape
 
 
 def record_lean_tape(trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str]) -> Tape:
