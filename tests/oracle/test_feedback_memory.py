@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._measure import peak_mib
 from splitfg import Backprop, LearnedFeedback, LinearHead, Split
@@ -109,7 +110,23 @@ def resnet():
     return Split(trunk, LinearHead(linear(32, 4, generator=g))), torch.randn(4, 3, 32, 32)
 
 
-@pytest.mark.parametrize("make", [big_mlp, resnet])
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.read, self.encoder = nn.Linear(16, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        with sdpa_kernel(SDPBackend.MATH):  # autograd then keeps the attention weights too
+            return self.encoder(self.read(x)).mean(1)
+
+
+def encoder():
+    return Split(Encoder(), LinearHead(nn.Linear(16, 4))), torch.randn(4, 64, 16)
+
+
+@pytest.mark.parametrize("make", [big_mlp, resnet, encoder])
 def test_a_lean_tape_holds_what_autograd_saves(make):
     split, x = make()
     trained = {id(p): name for name, p in split.trunk.named_parameters()}

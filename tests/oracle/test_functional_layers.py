@@ -67,6 +67,12 @@ class Functional(nn.Module):
         return F.linear(x, self.weights[2], torch.cat([self.part, torch.zeros_like(self.part)])).mean(1)
 
 
+def frozen(trunk, *parts):
+    for part in parts:
+        trunk.get_parameter(part).requires_grad_(False)
+    return trunk
+
+
 TRUNKS = {
     "self-attention": Attends,
     "cross-attention": lambda: Attends(cross=True),
@@ -75,6 +81,10 @@ TRUNKS = {
     "encoder, norms first": lambda: Encoder(norm_first=True),
     "encoder, norms last": lambda: Encoder(activation="gelu"),
     "functions": Functional,
+    "a frozen function": lambda: frozen(Functional(), "weights.1"),
+    "a frozen weight": lambda: frozen(Functional(), "weights.0"),
+    "a frozen bias": lambda: frozen(Functional(), "bias"),
+    "a frozen projection": lambda: frozen(Attends(cross=True), "attention.in_proj_weight", "attention.in_proj_bias"),
 }
 
 
@@ -89,7 +99,7 @@ def test_a_sweep_by_the_exact_route_is_backpropagation(name):
         tape = feedback.record(split, x)
         torch.testing.assert_close(tape.h, trunk(x))
         grads = feedback.sweep(split, tape, split.head(tape.h, y).u).grads
-    assert set(grads) == {n for n, _ in trunk.named_parameters()}
+    assert set(grads) == {n for n, p in trunk.named_parameters() if p.requires_grad}
     for n, g in grads.items():
         torch.testing.assert_close(g, expected[f"trunk.{n}"], msg=n)
 
@@ -111,6 +121,39 @@ def test_compiled_steps_follow_functional_layers():
     )
     for n, g in expected.items():
         torch.testing.assert_close(found[n], g, msg=n)
+
+
+def test_maps_learn_to_pass_frozen_attention():
+    trunk = frozen(Attends(), "attention.in_proj_weight", "attention.out_proj.weight")
+    split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = noise(8, 5, 8), torch.arange(8) % 3
+    assert max(errors(split, taught(LearnedFeedback(), split, x, y, 60), x, y).values()) < 1e-6
+
+
+class Applies(nn.Module):
+    """A function of a linear layer and of one more parameter."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.read, self.vector, self.function = nn.Linear(8, 8).double(), nn.Parameter(noise(8)), function
+
+    def forward(self, x):
+        return (self.function(self.read(x), self.vector) * self.vector).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda z, w: F.linear(z, w).unsqueeze(-1), "linear multiplies by a parameter outside a layer"),
+        (lambda z, _: F.softmax(z, _stacklevel=5), "softmax has no closed form for a dimension that torch chooses"),
+        (lambda z, _: F.log_softmax(z, _stacklevel=5), "log_softmax has no closed form for a dimension that torch"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_functions_without_a_closed_form_raise_an_error(function, words):
+    split = splitfg.Split(Applies(function), splitfg.LinearHead(nn.Linear(8, 3).double()), check=False)
+    with pytest.raises(SplitError, match=words):
+        LearnedFeedback()(split, noise(4, 5, 8), torch.arange(4) % 3, generator=generator())
 
 
 @pytest.mark.parametrize("settings", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"dropout": 0.5}])

@@ -41,7 +41,7 @@ def record_into(
     store: Store, trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str], alter: Alter | None = None
 ) -> Tensor:
     """Run a trunk once, record its operations into a store, and return h; see :func:`record_tape`."""
-    mode = _Recorder(store, trained, alter)
+    mode = _Recorder(store, trunk, trained, alter)
     with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
         h = run()
     mode.require_unwritten([h])
@@ -49,9 +49,11 @@ def record_into(
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, store: Store, trained: Mapping[int, str], alter: Alter | None) -> None:
+    def __init__(self, store: Store, trunk: nn.Module, trained: Mapping[int, str], alter: Alter | None) -> None:
         super().__init__()
         self._store, self._trained, self._alter = store, trained, alter
+        named = [*trunk.named_parameters(), *trunk.named_buffers()]
+        self._weights = {id(t): name for name, t in named if t.ndim == 2}
         self._written: dict[int, Tensor] = {}
         self.inside = 0
 
@@ -70,7 +72,7 @@ class _Recorder(TorchFunctionMode):
             return self._dropped(func, args, kwargs)
         if func is F.multi_head_attention_forward:
             return self._in_parts(args, kwargs)
-        if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._trained:
+        if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._weights:
             return self._linear(*linear_arguments(args, kwargs))
         # a constant that an activation is written into would hide it from the tape, so constants count too
         versions = [t._version for t in given]
@@ -118,13 +120,14 @@ class _Recorder(TorchFunctionMode):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """Record W x + b as a layer of its own, named by its weight."""
-        own = bias is None or id(bias) in self._trained
-        layer, name = linear_layer(weight, bias if own else None), self._trained[id(weight)]
+        trains = id(weight) in self._trained
+        own = bias is None or (id(bias) in self._trained if trains else not self._depends(bias))
+        layer, name = linear_layer(weight, bias if own else None), self._weights[id(weight)]
         output = layer.forward(x)
-        z = self.record(Operation(name, layer, (x,), {}, output, _autocast(output)), active=True)
+        z = self.record(Operation(name, layer, (x,), {}, output, _autocast(output)), active=trains)
         if own:
             return z
-        with self:  # a bias that is computed, or constant
+        with self:  # a bias that is computed, or only one of weight and bias is trained
             return z + bias
 
     def record(self, operation: Operation, *, active: bool) -> Any:

@@ -54,7 +54,7 @@ _FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """δ f'(x) from δ, x and f(x) in one kernel, for functions without further arguments."""
 
 
-@rule("clamp")
+@rule("clamp", output=False)
 def _clamp(operation: Operation, delta: Tensor) -> Pulled:
     x, limits = operation.input, (argument(operation, 1, "min", None), argument(operation, 2, "max", None))
     inside = torch.ones_like(x, dtype=torch.bool) if limits[0] is None else x >= limits[0]
@@ -73,7 +73,7 @@ def pull_back_activation(operation: Operation, delta: Tensor) -> Pulled:
     return [(operation.input, delta * derivative(function, operation.input))]
 
 
-@rule("dropout")
+@rule("dropout", inputs=False, output=False)
 def _dropout(operation: Operation, delta: Tensor) -> Pulled:
     kept = not argument(operation, 2, "training", True) or argument(operation, 1, "p", 0.5) == 0
     if not kept:
@@ -106,7 +106,7 @@ def _terms(a: Any, b: Any, delta: Tensor, scale: float) -> Pulled:
         yield b, summed_to(delta if scale == 1 else scale * delta, b)
 
 
-@rule("mul")
+@rule("mul", output=False)
 def _mul(operation: Operation, delta: Tensor) -> Pulled:
     a, b = _operands(operation)
     if isinstance(a, Tensor):
@@ -151,13 +151,13 @@ def _lerp(operation: Operation, delta: Tensor) -> Pulled:
         yield weight, summed_to(delta * (b - a), weight)
 
 
-@rule("masked_fill")
+@rule("masked_fill", inputs=False, output=False)
 def _masked_fill(operation: Operation, delta: Tensor) -> Pulled:
     x, mask = operation.args[:2]
     yield x, summed_to(delta.masked_fill(mask, 0), x)
 
 
-@rule("where")
+@rule("where", inputs=False, output=False)
 def _where(operation: Operation, delta: Tensor) -> Pulled:
     condition, a, b = operation.args
     if isinstance(a, Tensor):

@@ -93,7 +93,7 @@ def _pixel_unshuffle(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, F.pixel_shuffle(delta, argument(operation, 1, "downscale_factor", 1))
 
 
-@rule("index_select")
+@rule("index_select", inputs=False, output=False)
 def _index_select(operation: Operation, delta: Tensor) -> Pulled:
     dim, index = argument(operation, 1, "dim", 0), argument(operation, 2, "index", None)
     yield operation.input, torch.zeros_like(operation.input).index_add_(dim, index, delta)
@@ -107,7 +107,7 @@ def _permute(operation: Operation, delta: Tensor) -> Pulled:
     yield x, delta.permute([order.index(d) for d in range(x.ndim)])
 
 
-@rule("getitem")
+@rule("getitem", inputs=False, output=False)
 def _getitem(operation: Operation, delta: Tensor) -> Pulled:
     x, index = operation.args
     indices = index if isinstance(index, tuple) else (index,)
@@ -131,12 +131,12 @@ def _stack(operation: Operation, delta: Tensor) -> Pulled:
     yield from zip(argument(operation, 0, "tensors", ()), delta.unbind(argument(operation, 1, "dim", 0)), strict=True)
 
 
-@rule("unbind")
+@rule("unbind", inputs=False, output=False)
 def _unbind(operation: Operation, delta: Sequence[Tensor | None]) -> Pulled:
     yield operation.input, torch.stack(_filled(operation, delta), argument(operation, 1, "dim", 0))
 
 
-@rule("split", "chunk", "tensor_split", "split_with_sizes")
+@rule("split", "chunk", "tensor_split", "split_with_sizes", inputs=False, output=False)
 def _split(operation: Operation, delta: Sequence[Tensor | None]) -> Pulled:
     yield operation.input, torch.cat(_filled(operation, delta), argument(operation, 2, "dim", 0))
 
@@ -145,7 +145,7 @@ def _filled(operation: Operation, delta: Sequence[Tensor | None]) -> list[Tensor
     return [torch.zeros_like(o) if d is None else d for o, d in zip(operation.output, delta, strict=True)]
 
 
-@rule("pad")
+@rule("pad", inputs=False, output=False)
 def _pad(operation: Operation, delta: Tensor) -> Pulled:
     x, sizes = operation.input, argument(operation, 1, "pad", ())
     if argument(operation, 2, "mode", "constant") != "constant":
@@ -157,7 +157,7 @@ def _pad(operation: Operation, delta: Tensor) -> Pulled:
     yield x, delta
 
 
-@rule("gather")
+@rule("gather", inputs=False, output=False)
 def _gather(operation: Operation, delta: Tensor) -> Pulled:
     x, dim, index = operation.input, argument(operation, 1, "dim", None), argument(operation, 2, "index", None)
     yield x, torch.zeros_like(x).scatter_add_(dim, index, delta)
@@ -183,7 +183,7 @@ def _avg_pool(operation: Operation, delta: Tensor) -> Pulled:
     yield x, backward(delta, x, size, steps, padding, ceil, counted, argument(operation, 6, "divisor_override", None))
 
 
-@rule("max_pool2d", "boolean_dispatch", "fn")
+@rule("max_pool2d", "boolean_dispatch", "fn", output=False)
 def _max_pool(operation: Operation, delta: Tensor) -> Pulled:
     x, rest, settings = first_and_rest(operation)
     settings.pop("return_indices", None)

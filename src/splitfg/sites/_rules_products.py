@@ -11,7 +11,7 @@ from splitfg.sites._rule_table import Pulled, argument, rule, summed_to
 from splitfg.sites._tape import Operation
 
 
-@rule("matmul", "bmm", "mm")
+@rule("matmul", "bmm", "mm", output=False)
 def _matmul(operation: Operation, delta: Tensor) -> Pulled:
     a, b = operation.input, (*operation.args, *operation.kwargs.values())[1]
     if a.ndim == 1 or b.ndim == 1:
@@ -31,7 +31,7 @@ def _baddbmm(operation: Operation, delta: Tensor) -> Pulled:
 
 @rule("log_softmax", inputs=False)
 def _log_softmax(operation: Operation, delta: Tensor) -> Pulled:
-    dim = argument(operation, 1, "dim", -1)
+    dim = _softmax_dim(operation)
     yield operation.input, delta - operation.output.exp() * delta.sum(dim, keepdim=True)
 
 
@@ -61,13 +61,20 @@ def _cumsum(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, delta.flip(dim).cumsum(dim).flip(dim)
 
 
-@rule("softmax")
+@rule("softmax", inputs=False)
 def _softmax(operation: Operation, delta: Tensor) -> Pulled:
-    p, dim = operation.output, argument(operation, 1, "dim", -1)
+    p, dim = operation.output, _softmax_dim(operation)
     yield operation.input, p * (delta - (delta * p).sum(dim, keepdim=True))
 
 
-@rule("scaled_dot_product_attention")
+def _softmax_dim(operation: Operation) -> int:
+    dim: int | None = argument(operation, 1, "dim", None)
+    if dim is None:
+        raise NotImplementedError("a dimension that torch chooses: pass dim=-1")
+    return dim
+
+
+@rule("scaled_dot_product_attention", output=False)
 def _attention(operation: Operation, delta: Tensor) -> Pulled:
     q, k, v = (argument(operation, i, name, None) for i, name in enumerate(("query", "key", "value")))
     mask, causal = argument(operation, 3, "attn_mask", None), argument(operation, 5, "is_causal", False)
@@ -97,7 +104,7 @@ def _over_groups(share: Tensor, groups: int) -> Tensor:
     return share if groups == 1 else share.unflatten(-3, (-1, groups)).sum(-3)
 
 
-@rule("embedding")
+@rule("embedding", inputs=False, output=False)
 def _embedding(operation: Operation, delta: Tensor) -> Pulled:
     tokens, weight = operation.input, argument(operation, 1, "weight", None)
     padding, by_frequency = argument(operation, 2, "padding_idx", None), argument(operation, 4, "scale_grad", False)
@@ -107,7 +114,7 @@ def _embedding(operation: Operation, delta: Tensor) -> Pulled:
     yield weight, torch.ops.aten.embedding_dense_backward(delta, tokens, len(weight), row, False)
 
 
-@rule("batch_norm")
+@rule("batch_norm", output=False)
 def _batch_norm(operation: Operation, delta: Tensor) -> Pulled:
     x, names = operation.input, ("running_mean", "running_var", "weight", "bias", "training")
     mean, variance, weight, bias, training = (argument(operation, i, n, None) for i, n in enumerate(names, start=1))
@@ -124,7 +131,7 @@ def _batch_norm(operation: Operation, delta: Tensor) -> Pulled:
         yield bias, delta.sum(over)
 
 
-@rule("layer_norm")
+@rule("layer_norm", output=False)
 def _layer_norm(operation: Operation, delta: Tensor) -> Pulled:
     x, shape = operation.input, argument(operation, 1, "normalized_shape", ())
     weight, bias = argument(operation, 2, "weight", None), argument(operation, 3, "bias", None)
@@ -139,13 +146,13 @@ def _layer_norm(operation: Operation, delta: Tensor) -> Pulled:
         yield bias, summed_to(delta, bias)
 
 
-@rule("mean")
+@rule("mean", inputs=False, output=False)
 def _mean(operation: Operation, delta: Tensor) -> Pulled:
     x = operation.input
     yield x, (_spread(operation, delta) / (x.numel() / max(1, operation.output.numel()))).expand(x.shape)
 
 
-@rule("sum")
+@rule("sum", inputs=False, output=False)
 def _sum(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, _spread(operation, delta).expand(operation.input.shape)
 
