@@ -53,7 +53,27 @@ def deep_mlp():
     return split, torch.randn(40, 6, dtype=DOUBLE), torch.arange(40) % 3
 
 
-NETWORKS = {"residual": residual, "mlp": deep_mlp}
+class Scaled(nn.Module):
+    """Products and quotients with constants, parameters and activations; tapes record dropout as a product."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 16)
+        self.gain, self.shift = nn.Parameter(torch.rand(16) + 0.5), nn.Parameter(torch.rand(16) + 0.5)
+
+    def forward(self, x):
+        z = self.first(x) * (torch.arange(16) % 3 > 0) * 0.5 / 3
+        z = self.second(torch.mul(z, other=torch.arange(16, dtype=z.dtype)) * self.gain / self.shift)
+        return 1 / (2 + (z * z / (1 + z * z)))
+
+
+def scaled():
+    torch.manual_seed(0)
+    split = Split(Scaled().double(), LinearHead(nn.Linear(16, 3).double()))
+    return split, torch.randn(40, 6, dtype=DOUBLE), torch.arange(40) % 3
+
+
+NETWORKS = {"residual": residual, "mlp": deep_mlp, "scaled": scaled}
 
 
 def by_full_tape(estimator, split, x, y, g):
@@ -126,7 +146,22 @@ def encoder():
     return Split(Encoder(), LinearHead(nn.Linear(16, 4))), torch.randn(4, 64, 16)
 
 
-@pytest.mark.parametrize("make", [big_mlp, resnet, encoder])
+def scores():
+    """Scaled attention scores, as large as all else together."""
+
+    class Trunk(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read = nn.Linear(16, 16)
+
+        def forward(self, x):
+            z = self.read(x)
+            return (torch.softmax(z @ z.mT * 0.25 / 2, -1) @ z).mean(1)
+
+    return Split(Trunk(), LinearHead(nn.Linear(16, 4))), torch.randn(4, 64, 16)
+
+
+@pytest.mark.parametrize("make", [big_mlp, resnet, encoder, scores])
 def test_a_lean_tape_holds_what_autograd_saves(make):
     split, x = make()
     trained = {id(p): name for name, p in split.trunk.named_parameters()}

@@ -52,6 +52,17 @@ class Encoder(nn.Module):
         return self.encoder(x, mask=causal, is_causal=True).mean(1)
 
 
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.memory, self.decoder = nn.Linear(8, 8).double(), nn.TransformerDecoder(layer, 2).double()
+
+    def forward(self, x):
+        return self.decoder(x, self.memory(x[:, :3])).mean(1)
+
+
 class Functional(nn.Module):
     """``F.linear`` with a bias of its own, without one, and with one that is computed."""
 
@@ -80,6 +91,7 @@ TRUNKS = {
     "other widths": lambda: Attends(cross=True, kdim=6, vdim=6),
     "encoder, norms first": lambda: Encoder(norm_first=True),
     "encoder, norms last": lambda: Encoder(activation="gelu"),
+    "decoder": Decoder,
     "functions": Functional,
     "a frozen function": lambda: frozen(Functional(), "weights.1"),
     "a frozen weight": lambda: frozen(Functional(), "weights.0"),

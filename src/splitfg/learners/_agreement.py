@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from splitfg.splitting import Role, Split
 from splitfg.types import Estimate, Inputs
 
-# Largest relative difference of a parameter's gradients that needs no measurement of rounding.
+# Relative difference of a tensor that is always allowed, also where the measured rounding is smaller.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 0.03}
 _NARROW_TOLERANCE = 0.3
 # Relative to its own norm, or to this share of the norm over all parameters: some gradients are zero up to rounding.

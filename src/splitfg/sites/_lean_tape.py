@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from splitfg.sites._layers import is_linear
 from splitfg.sites._pullback import is_norm
 from splitfg.sites._record_tape import record_into
-from splitfg.sites._rule_table import READS
+from splitfg.sites._rule_table import READS, RULES
 from splitfg.sites._rules import rule_for
 from splitfg.sites._tape import Operation, Tape
 
@@ -22,11 +22,11 @@ from splitfg.sites._tape import Operation, Tape
 def record_lean_tape(trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str]) -> Tape:
     """Run a trunk once, as :func:`record_tape`, and keep only the values that closed forms read.
 
-    These are the inputs of layers and norms, the outputs of ReLUs, everything that operations with other rules read or
-    wrote, and h. In place of every other value the tape has a tensor of its shape and dtype that takes no memory and is
-    filled with NaN. The pass frees these values as it goes on.
+    These are the inputs of layers and norms, the outputs of ReLUs, the values that rules of other operations read, and
+    h. In place of every other value the tape has a tensor of its shape and dtype that takes no memory and is filled
+    with NaN. The pass frees these values as it goes on.
     """
-    store = _LeanStore()
+    store = _LeanStore(trained)
     h = record_into(store, trunk, run, trained)
     return store.tape(h)
 
@@ -44,7 +44,8 @@ class _Value:
 
 
 class _LeanStore:
-    def __init__(self) -> None:
+    def __init__(self, trained: Mapping[int, str]) -> None:
+        self._trained = trained
         self._values = WeakTensorKeyDictionary()  # a freed tensor leaves it, and its id may be used again
         self._operations: list[Operation] = []
         self._nan: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -57,7 +58,7 @@ class _LeanStore:
         return isinstance(value, Tensor) and value in self._values
 
     def add(self, operation: Operation) -> None:
-        reads_inputs, reads_output = _reads(operation)
+        reads_inputs, reads_output = (False, False) if self._scales(operation) else _reads(operation)
         with torch._C.DisableTorchFunction():
             args, kwargs = self._named((operation.args, dict(operation.kwargs)), kept=reads_inputs)
             for t in pytree.tree_leaves(operation.output):
@@ -75,6 +76,14 @@ class _LeanStore:
             args, kwargs, output = pytree.tree_map_only(_Value, lambda value: value.tensor, values)
             tape.add(replace(operation, args=args, kwargs=kwargs, output=output))
         return tape
+
+    def _scales(self, operation: Operation) -> bool:
+        """Whether an operation is x c or x / c with a constant c, such as a dropout mask: its rule reads c alone."""
+        if operation.name not in ("mul", "div") or RULES.get(operation.name) not in READS:
+            return False
+        operands = [*operation.args, *operation.kwargs.values()]
+        depends = [self.is_active(t) or id(t) in self._trained for t in operands]
+        return sum(depends) == 1 and (operation.name == "mul" or depends[0])
 
     def _shape(self, t: Tensor) -> Tensor:
         """Return a tensor of the same shape and dtype that takes no memory; NaN, to make mistaken reads visible."""
