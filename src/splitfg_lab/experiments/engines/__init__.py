@@ -135,9 +135,9 @@ def _pretrained() -> list[Preset]:
             )
             title = f"{label}, int8: learned feedback, {words}"
             made.append(Preset(f"{network}-int8-{adapter}", title, config, (0, 1)))
-            config = _tuned(network, "backprop", adapters=adapter, lr=_ADAPTER_RATES.get((network, adapter), 3e-3))
-            title = f"{label}: backprop of adapters alone, {words}"
-            made.append(Preset(f"{network}-backprop-{adapter}", title, config, (0, 1)))
+        config = _tuned(network, "backprop", adapters="rank", lr=_ADAPTER_RATES.get((network, "rank"), 3e-3))
+        title = f"{label}: backprop of adapters alone, {ADAPTERS['rank']}"
+        made.append(Preset(f"{network}-backprop-rank", title, config, (0, 1)))
     return made
 
 
@@ -211,7 +211,6 @@ def _pretrained_table() -> Table:
         "Activity perturbations, K = 4": "activity",
         "Weight perturbations, K = 4": "weights",
         "Backprop in PyTorch on the same graph": "backprop",
-        "Backprop of adapters alone, scale and bias": "backprop-scale",
         "Backprop of adapters alone, rank 4": "backprop-rank",
         "int8, head alone": "int8-head",
         "int8, learned feedback, scale and bias": "int8-scale",
