@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 import splitfg
 from splitfg.feedback import DeltaRule, LayerDifference, Relay
@@ -270,3 +271,10 @@ def test_the_noise_of_readings_has_the_given_size():
     noisy = AnalogDevice(wiring, read_noise=0.05).run((x,), {}, ["h"])["h"]
     size = (noisy - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert abs(float(size) - 0.05) < 0.0025  # 12,000 draws: five standard deviations of their root mean square
+
+
+def test_a_twin_reads_loose_parameters_in_each_pass():
+    gain, x = nn.Parameter(torch.ones(8)), torch.ones(3, 4)
+    nodes = (layer("0", nn.Linear(4, 8), reads="x", writes="z"), function(torch.mul, "z", gain, writes="h"))
+    twin = Twin(Wiring(nodes, ("x",), "h"), {"gain": gain})
+    torch.testing.assert_close(functional_call(twin, {"gain": 2 * gain.detach()}, (x,)), 2 * twin(x))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
 from splitfg.hardware._device import Counts, Device, LayerDevice
 from splitfg.hardware._fused import fuse
-from splitfg.hardware._wiring import Node, Wiring, zero
+from splitfg.hardware._wiring import Node, Ref, Wiring, zero
 from splitfg.sites import Alter, Tape
 from splitfg.splitting import ForwardOnlyTrunk
 
@@ -184,12 +186,24 @@ class Twin(nn.Module):
         empty = [n.name for n in wiring.nodes if n.module and any(p.is_meta for p in n.module.parameters())]
         cure = 'train them, as OnnxTrunk(..., train="*") does, and freeze their parameters afterwards'
         raise_if([f"layers without values cannot be computed ({shorten(empty)}): {cure}"] if empty else [])
-        self.wiring = wiring
         _register_all(self, wiring, parameters)
+        names = {id(p): name for name, p in (parameters or {}).items()}
+        nodes = tuple(replace(node, args=tuple(_named(a, names) for a in node.args)) for node in wiring.nodes)
+        # parameters outside layers are read as attributes in each pass, and handed in behind the inputs
+        self._loose = tuple(names.values())
+        self.wiring = replace(wiring, nodes=nodes, inputs=(*wiring.inputs, *self._loose))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return h."""
-        return self.wiring.compute(inputs, {})[self.wiring.h]
+        loose = [attrgetter(name)(self) for name in self._loose]
+        return self.wiring.compute([*inputs, *loose], {})[self.wiring.h]
+
+
+def _named(arg: Any, names: Mapping[int, str]) -> Any:
+    """Return a reference in place of a parameter that has a name."""
+    if isinstance(arg, list):
+        return [_named(a, names) for a in arg]
+    return Ref(names[id(arg)]) if id(arg) in names else arg
 
 
 class _Memory:
