@@ -267,6 +267,13 @@ def test_autocast():
     assert max(errors(split, inputs(torch.float32), targets()).values()) < 0.05
 
 
+def test_gradients_under_autocast_have_the_dtype_of_their_parameters():
+    split = network(lambda: MLP(5, widths=(8, 8), generator=generator()), torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        grads = LearnedFeedback()(split, inputs(torch.float32), targets(), generator=generator()).grads
+    assert {g.dtype for g in grads.values()} == {torch.float32}
+
+
 def test_maps_follow_a_change_of_dtype():
     split = network(lambda: MLP(5, widths=(8, 8), generator=generator()), torch.float32)
     estimator = LearnedFeedback()

@@ -92,7 +92,7 @@ class PredictiveCoding:
         return Estimate(loss, grads, Stats(biased=True, norms={"u": exact.u.norm()}))
 
     def _rate(self, layers: list[nn.Linear]) -> Tensor | float:
-        """Return γ, or 1 / (1 + max ‖W_l‖)² if that is smaller and ``power_iterations`` asks for it."""
+        """Return γ, or 1 / (1 + max ‖W_l‖)² if that is smaller and ``power_iterations`` is positive."""
         if not self.power_iterations or len(layers) == 1:
             return self.settle_rate
         norms = [_spectral_norm(layer.weight, self.power_iterations) for layer in layers[1:]]

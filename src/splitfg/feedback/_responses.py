@@ -46,7 +46,7 @@ class NoiseInTurn(Mapping[int, Tensor]):
         return len(self._like)
 
     def forget(self, place: int) -> None:
-        """Free the noise of a place that no one asks for again."""
+        """Free the noise of a place; it cannot be read again."""
         self._drawn.pop(place, None)
 
     def draw_rest(self) -> None:

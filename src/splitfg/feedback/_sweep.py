@@ -140,12 +140,12 @@ class _Pass:
     def _own(self, operation: Operation, own: Params) -> None:
         assert operation.module is not None
         held = dict(operation.module.named_parameters())
-        # tied weights, and those that a function reads, have another name in the trunk
-        names = [
-            self._trained.get(id(held.get(key)), name)
-            for key, name in zip(own, under(operation.name, own), strict=True)
-        ]
-        self.grads = added(self.grads, dict(zip(names, own.values(), strict=True)))
+        found = Params()
+        for key, name in zip(own, under(operation.name, own), strict=True):
+            p = held.get(key)
+            # tied weights, and those that a function reads, have another name in the trunk
+            found[self._trained.get(id(p), name)] = own[key] if p is None else own[key].to(p.dtype)
+        self.grads = added(self.grads, found)
 
     def _rule(self, operation: Operation, delta: Any) -> None:
         rule = rule_for(operation)

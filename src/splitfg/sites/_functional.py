@@ -107,7 +107,7 @@ def _heads(rows: Tensor, count: int) -> Tensor:
 
 
 def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, scores: Tensor) -> Tensor | None:
-    """Return what is added to the scores (batch, heads, queries, keys)."""
+    """Return the sum of both masks, to be added to the scores ``(batch, heads, queries, keys)``."""
     batch, heads = scores.shape[:2]
     found = None
     if attn_mask is not None:

@@ -1,4 +1,4 @@
-"""Tapes that keep of a pass only the values that a sweep along a relay reads, as autograd does for backpropagation."""
+"""Tapes that keep only the values of a pass that a sweep along a relay reads, as autograd does for backpropagation."""
 
 from __future__ import annotations
 

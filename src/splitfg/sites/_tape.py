@@ -89,7 +89,7 @@ class Tape:
         self._active.update({id(t): t for t in tensors_in(operation.output) if is_differentiable(t)})
 
     def release(self, place: int) -> None:
-        """Let go of what an operation read and wrote; call it from the last operation to the first."""
+        """Free the values that an operation read and wrote; call it from the last operation to the first."""
         for t in tensors_in(self.operations[place].output):
             self._active.pop(id(t), None)
             if t is self.h:
