@@ -96,4 +96,20 @@ BUGS = (
         "return (True, True) if rule is None else READS.get(rule, (False, False))",
         ("tests/oracle/test_feedback_memory.py::test_rules_from_outside_may_read_all_values",),
     ),
+    Bug(
+        "a tape that drops both factors of a product",
+        "sites/_lean_tape.py",
+        "return sum(depends) == 1 and",
+        "return sum(depends) >= 1 and",
+        ("tests/oracle/test_feedback_memory.py::test_a_lean_step_is_the_step_on_the_full_tape[scaled]",),
+    ),
+    Bug(
+        "a bias trained with a frozen weight, lost",
+        "sites/_record_tape.py",
+        "own = bias is None or (id(bias) in self._trained if trains else not self._depends(bias))",
+        "own = True",
+        (
+            "tests/oracle/test_functional_layers.py::test_a_sweep_by_the_exact_route_is_backpropagation[a frozen weight]",
+        ),
+    ),
 )

@@ -51,7 +51,7 @@ class StagedPull:
 
     ``grads`` of the estimate holds the parameters of this process's stage, :meth:`owned`, so that an optimizer steps
     these alone. Parameters that trunk and head share get their whole gradient in every process. The processes begin
-    with equal parameters; those of other stages grow old until :meth:`collect` brings them. ``stats.norms`` are those
+    with equal parameters; those of other stages are stale until :meth:`collect` copies them. ``stats.norms`` are those
     of the whole gradient, and clipping counts the norms of all stages.
 
     Args:
@@ -169,7 +169,7 @@ class StagedPull:
             return self._estimate(split, path, exact, trunk, change, pulls.reverse_passes)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
-        """Return the maps if they are learned; those of other stages grow old until :meth:`collect`."""
+        """Return the maps if they are learned; those of other stages are stale until :meth:`collect`."""
         return self.pull.learned_state()
 
     def update_state(self, split: Split, estimate: Estimate) -> None:
