@@ -20,7 +20,7 @@ def register_rule(name: str, rule: Rule) -> None:
     """Add the pullback of a torch function.
 
     Args:
-        name: The function's own name, such as ``"roll"`` for :func:`torch.roll` and :meth:`torch.Tensor.roll`.
+        name: The function's own name, such as ``"fliplr"`` for :func:`torch.fliplr` and :meth:`torch.Tensor.fliplr`.
         rule: Yields ``(input, δ_input)`` pairs from an :class:`~splitfg.sites.Operation` and δ at its output, one
             for every input that depends on trained parameters.
 

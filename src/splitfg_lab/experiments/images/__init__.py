@@ -24,5 +24,9 @@ EXPERIMENT = Experiment(
     figures=figures(),
     smoke=SMOKE,
     headlines=headlines(),
-    earlier=(("adaptive", False), ("method:ParallelPullMethod.skips", False)),
+    earlier=(
+        ("adaptive", False),
+        ("method:ParallelPullMethod.skips", False),
+        ("method:PredictiveCodingMethod.power_iterations", 0),
+    ),
 )
