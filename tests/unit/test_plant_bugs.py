@@ -33,3 +33,10 @@ def test_tests_still_exist(bug):
 
 def test_names_are_unique():
     assert len({b.name for b in BUGS}) == len(BUGS) >= 15
+
+
+def test_a_part_of_no_name_is_an_error_and_runs_nothing(capsys):
+    main = importlib.import_module("tools.plant_bugs.__main__").main
+    with pytest.raises(SystemExit, match="2"):
+        main(["no such bug"])
+    assert "no bug's name contains no such bug" in capsys.readouterr().err

@@ -9,6 +9,7 @@ names the quick tests that should catch it; they must pass on the untouched copy
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -23,9 +24,15 @@ from tools.plant_bugs.bug import PACKAGE, ROOT, Bug
 TESTS_FAILED = 1  # pytest's exit code; others mean that nothing was really run
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Plant, test, report; 0 if every bug was caught."""
-    chosen = [bug for bug in BUGS if not words or any(word in bug.name for word in words)]
+    parser = argparse.ArgumentParser(prog="python -m tools.plant_bugs", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", nargs="*", help="plant only bugs whose name contains one of these; default: all")
+    parts = parser.parse_args(arguments).part
+    unknown = [part for part in parts if not any(part in bug.name for bug in BUGS)]
+    if unknown:
+        parser.error(f"no bug's name contains {', '.join(unknown)}; there are: {', '.join(bug.name for bug in BUGS)}")
+    chosen = [bug for bug in BUGS if not parts or any(part in bug.name for part in parts)]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "splitfg"
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from splitfg.engines import CentralDifference, ForwardMode
 from splitfg.errors import SplitError, shorten
-from splitfg.feedback import Noise, Response, Route, Shares, sweep
+from splitfg.feedback import Transposed, sweep
 from splitfg.numerics import norm
 from splitfg.sites import Tape
 from splitfg.splitting import Split
@@ -19,32 +19,6 @@ from splitfg.types import Inputs, Params
 _ERROR = {torch.float64: 1e-5, torch.float32: 1e-2}
 _NARROW_ERROR, _MEASURED_ERROR = 0.3, 0.1
 _LISTED = 64
-
-
-class _Exact(Route):
-    """Pulls every layer back by reverse mode inside that layer, in place of a learned map."""
-
-    def samples(self, tape: Tape) -> None:
-        """Return ``None``: nothing is measured."""
-
-    def noise(self, tape: Tape, generator: torch.Generator, *, alone: bool = False) -> Noise:  # noqa: ARG002
-        """Return no noise."""
-        return {}
-
-    def change(self, tape: Tape, noise: Noise, response: Response) -> Params:  # noqa: ARG002
-        """Return no change."""
-        return {}
-
-    def back(self, tape: Tape, place: int | None, delta: Tensor) -> Shares:
-        """Return the layer's own vector-Jacobian product."""
-        if place is None or not tape.is_active(tape.operations[place].input):
-            return Shares()
-        operation = tape.operations[place]
-        with torch.enable_grad():
-            a = operation.input.detach().clone().requires_grad_()
-            z = operation.run(a)
-            (share,) = torch.autograd.grad(z, a, delta.to(z.dtype))
-        return Shares(added={id(operation.input): share})
 
 
 def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping[int, str]) -> list[str]:
@@ -62,7 +36,7 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
     draws = torch.Generator().manual_seed(0)
     u = torch.randn(tape.h.shape, generator=draws).to(tape.h)
     try:
-        grads = split.named_trunk_grads(sweep(tape, u, _Exact(), trained, consume=True).grads)
+        grads = split.named_trunk_grads(sweep(tape, u, Transposed(), trained, consume=True).grads)
     except SplitError:
         return []  # the estimate raises it too
     left_out = _by_frequency(split)

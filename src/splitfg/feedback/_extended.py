@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from splitfg.errors import raise_if
+from splitfg.feedback._map_rules import rate_problems
 from splitfg.feedback._maps import LearnedMaps
 from splitfg.numerics import widened
 from splitfg.types import Params
@@ -33,7 +34,7 @@ class ExtendedMaps(LearnedMaps):
     """Names the maps G in the state."""
 
     def __init__(self, rate: float, *, every: int = 1) -> None:
-        raise_if([] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"])
+        raise_if(rate_problems(rate))
         self.rate, self.every = rate, every
         self._maps: Params = {}
 

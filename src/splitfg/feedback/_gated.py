@@ -12,6 +12,7 @@ from torch import Tensor
 
 from splitfg.errors import SplitError, raise_if
 from splitfg.feedback._extended import ExtendedMaps
+from splitfg.feedback._map_rules import rate_problems
 from splitfg.numerics import widened
 from splitfg.types import Params
 
@@ -55,7 +56,7 @@ class GatedMaps(ExtendedMaps):
     further: ClassVar[str] = "gates"
 
     def __init__(self, rate: float = 0.15, *, clusters: int = 16, seed: int = 0, every: int = 1) -> None:
-        found = [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]
+        found = rate_problems(rate)
         found += [] if clusters >= 2 else [f"clusters must be at least 2, got {clusters}: use MeanJacobian()"]
         raise_if(found)
         super().__init__(rate, every=every)

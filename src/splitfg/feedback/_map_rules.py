@@ -75,7 +75,7 @@ class Proximal(_StartsAtZero):
     ridge: float = 1.0
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate) + ([] if self.ridge > 0 else [f"ridge must be positive, got {self.ridge}"]))
+        raise_if(rate_problems(self.rate) + ([] if self.ridge > 0 else [f"ridge must be positive, got {self.ridge}"]))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step; solves in the smaller of rows and inputs."""
@@ -112,7 +112,7 @@ class DeltaRule(_StartsAtZero):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate))
+        raise_if(rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -149,7 +149,7 @@ class ForwardDFA(_StartsAtZero):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate))
+        raise_if(rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -209,7 +209,7 @@ class AlignedMaps(FixedMaps):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate))
+        raise_if(rate_problems(self.rate))
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
@@ -250,5 +250,6 @@ def _solve_by_products(matrix: Tensor, right: Tensor) -> Tensor:
     return solved + power @ solved
 
 
-def _rate_problems(rate: float) -> list[str]:
+def rate_problems(rate: float) -> list[str]:
+    """List what is wrong with the rate of maps."""
     return [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]

@@ -49,9 +49,8 @@ class Transposed(Route):
         if place is None or not tape.is_active(tape.operations[place].input):
             return Shares()
         operation = tape.operations[place]
-        assert operation.module is not None
         with torch.enable_grad():
-            a = operation.input.detach().requires_grad_()
-            z = operation.module(a, *operation.args[1:], **operation.kwargs) if operation.args else operation.module(a)
-            (share,) = torch.autograd.grad(z, a, delta)
+            a = operation.input.detach().clone().requires_grad_()
+            z = operation.run(a)
+            (share,) = torch.autograd.grad(z, a, delta.to(z.dtype))
         return Shares(added={id(operation.input): share})

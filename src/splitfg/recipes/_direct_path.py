@@ -63,6 +63,10 @@ class NoiseFeedback(FeedbackRecipe):
         return NoiseControl()
 
 
+def _rate_problems(rate: float) -> list[str]:
+    return [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]
+
+
 @dataclass(frozen=True)
 class MeanJacobianFeedback(FeedbackRecipe):
     """The gradient at the top, through the mean Jacobian from each writer, learned with one JVP per step.
@@ -74,7 +78,7 @@ class MeanJacobianFeedback(FeedbackRecipe):
     rate: float = 0.15
 
     def __post_init__(self) -> None:
-        raise_if(not_positive(self, "rate") or ([f"rate must be at most 1, got {self.rate}"] if self.rate > 1 else []))
+        raise_if(_rate_problems(self.rate))
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
@@ -120,7 +124,7 @@ class GatedMapsFeedback(FeedbackRecipe):
     clusters: int = 16
 
     def __post_init__(self) -> None:
-        raise_if(not_positive(self, "rate") + below(2, self, "clusters"))
+        raise_if(_rate_problems(self.rate) + below(2, self, "clusters"))
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.GatedMaps`."""
@@ -140,7 +144,7 @@ class AttentionMapsFeedback(FeedbackRecipe):
     rate: float = 0.15
 
     def __post_init__(self) -> None:
-        raise_if(not_positive(self, "rate"))
+        raise_if(_rate_problems(self.rate))
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.AttentionMaps`."""
