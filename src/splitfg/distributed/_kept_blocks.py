@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
-
 import torch
 from torch import Tensor, nn
 
-from splitfg.numerics import added
-from splitfg.sites import BlockInput, Pulled, block_params, pulled_names, run_block, tapped
-from splitfg.types import Params
+from splitfg.sites import BlockInput, PathBlock, Pulled, block_params, pulled_names, run_block, tapped
 
 
-@dataclass(frozen=True)
 class KeptBlock:
-    """The graph of one block on one micro-batch.
+    """The graphs of one block on all micro-batches.
 
-    Attributes:
-        x: The input, detached from the block before.
-        y: The output.
-        leaves: The parameters that are pulled, by the trunk's names.
-        read: The input of the block's writer; ``None`` without one.
+    They share the leaves of the block's parameters, so that one reverse pass sums the gradients of all micro-batches in
+    place.
+
+    Args:
+        trunk: Owner of the block.
+        block: The block.
+        to_input: Whether pulls reach the block's input.
     """
 
-    x: Tensor
-    y: Tensor
-    leaves: Params
-    read: Tensor | None
+    def __init__(self, trunk: nn.Module, block: PathBlock, *, to_input: bool) -> None:
+        self._trunk, self._block, self._to_input = trunk, block, to_input
+        self._params = block_params(trunk, block)
+        self._leaves = {n: self._params[n].detach().requires_grad_() for n in pulled_names(trunk, block)}
+        self._inputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._reads: list[Tensor] = []
 
-    def pull(self, delta: Tensor, *, to_input: bool) -> Pulled:
-        """Pull a gradient at the output back; the graph stays for further pulls."""
-        wanted = [*self.leaves.values(), *([self.x] if to_input else [])]
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        found = list(torch.autograd.grad(self.y, wanted, delta, **options)) if wanted else []
-        shares = [found.pop()] if to_input else []
-        return Pulled(shares, dict(zip(self.leaves, found, strict=True)), self.read)
+    def run(self, given: BlockInput) -> Tensor:
+        """Run the block on one micro-batch, keep its graph, and return its output, detached."""
+        tap = () if self._block.writer is None else (self._block.writer,)
+        x = given.x.detach().requires_grad_() if self._to_input else given.x.detach()
+        with torch.enable_grad(), tapped(self._trunk, tap, lambda _name, a, _z: self._reads.append(a.detach())):
+            y = run_block(self._trunk, self._block, {**self._params, **self._leaves}, x, given.further)
+        self._inputs.append(x)
+        self._outputs.append(y)
+        return y.detach()
 
-
-def keep_block(trunk: nn.Module, given: BlockInput, *, to_input: bool) -> KeptBlock:
-    """Run a block and keep its graph."""
-    reads: list[Tensor] = []
-    tap = () if given.block.writer is None else (given.block.writer,)
-    params = block_params(trunk, given.block)
-    with torch.enable_grad():
-        leaves = {name: params[name].detach().requires_grad_() for name in pulled_names(trunk, given.block)}
-        x = given.x.detach().requires_grad_() if to_input else given.x.detach()
-        with tapped(trunk, tap, lambda _name, a, _z: reads.append(a.detach())):
-            y = run_block(trunk, given.block, {**params, **leaves}, x, given.further)
-    return KeptBlock(x, y, leaves, reads[0] if reads else None)
-
-
-def pull_kept(parts: Sequence[KeptBlock], delta: Tensor, *, to_input: bool) -> Pulled:
-    """Pull a block on all micro-batches: shares are joined, gradients summed."""
-    deltas = delta.split([len(part.x) for part in parts])
-    found = [part.pull(own, to_input=to_input) for part, own in zip(parts, deltas, strict=True)]
-    shares = [torch.cat([one.shares[0] for one in found])] if to_input else []
-    reads = [one.read for one in found if one.read is not None]
-    return Pulled(shares, reduce(added, [one.grads for one in found]), torch.cat(reads) if reads else None)
+    def pull(self, delta: Tensor, *, last: bool) -> Pulled:
+        """Pull a gradient at the outputs of all rows back; ``last`` frees the graphs."""
+        leaves, inputs = list(self._leaves.values()), self._inputs if self._to_input else []
+        read = torch.cat(self._reads) if self._reads else None
+        if not (leaves or inputs):
+            return Pulled([], {}, read)
+        found = torch.autograd.grad(
+            self._outputs,
+            [*leaves, *inputs],
+            delta.split([len(x) for x in self._inputs]),
+            retain_graph=not last,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        shares = [torch.cat(found[len(leaves) :])] if inputs else []
+        return Pulled(shares, dict(zip(self._leaves, found, strict=False)), read)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from splitfg.distributed._kept_blocks import KeptBlock, keep_block
+from splitfg.distributed._kept_blocks import KeptBlock
 from splitfg.distributed._stage_maps import moved
 from splitfg.distributed._stage_messages import StageMessages
 from splitfg.errors import SplitError
@@ -28,7 +28,7 @@ class Stage:
         inputs: Inputs of the stage's blocks, for all rows.
         output: The stream after the last of them.
         bottom: Inputs of the path's writers, in the first stage.
-        kept: Graphs of every block, one for each micro-batch; empty if pulls compute them again.
+        kept: Graphs of every block; empty if pulls compute them again.
         response: How the output moves by noise at this block's outputs and below, to first order; ``None`` without.
     """
 
@@ -38,7 +38,7 @@ class Stage:
     inputs: Sequence[BlockInput]
     output: Tensor
     bottom: Sequence[tuple[str, Tensor]] = ()
-    kept: Sequence[Sequence[KeptBlock]] = ()
+    kept: Sequence[KeptBlock] = ()
     response: Tensor | None = None
 
     def from_top(self, j: int) -> int:
@@ -80,7 +80,8 @@ def forward(
     """
     bottom: list[tuple[str, Tensor]] = []
     streams: list[list[Tensor]] = []
-    kept: list[list[KeptBlock]] = []
+    down = bool(path.writers)
+    kept = [KeptBlock(split.trunk, path.blocks[i], to_input=i > 0 or down) for i in own] if keep else []
     responses: list[Tensor] = []
     row = 0
     device = next(split.model.parameters()).device
@@ -92,18 +93,14 @@ def forward(
             stream = messages.receive_from_below(device)
         dx = messages.receive_from_below(device) if noise is not None and own[0] > 0 else None
         streams.append([stream])
-        graphs: list[KeptBlock] = []
-        for i in own:
+        for j, i in enumerate(own):
             given = BlockInput(path.blocks[i], stream, further[i])
-            if keep:
-                graphs.append(keep_block(split.trunk, given, to_input=i > 0 or bool(path.writers)))
-            out = graphs[-1].y.detach() if keep else run_block(split.trunk, given.block, {}, stream, given.further)
+            out = kept[j].run(given) if keep else run_block(split.trunk, given.block, {}, stream, given.further)
             stream = stream + out if path.residual else out
             streams[-1].append(stream)
             if noise is not None:
                 e = noise[i][row : row + len(stream)] if i in noise else None
                 dx = moved(split.trunk, given, dx, e, residual=path.residual, like=stream)
-        kept.append(graphs)
         row += len(stream)
         responses += [] if dx is None else [dx]
         if own[-1] + 1 < len(path.blocks):
@@ -113,7 +110,7 @@ def forward(
     *inputs, output = [torch.cat(pieces) for pieces in zip(*streams, strict=True)]
     blocks = [BlockInput(path.blocks[i], a, further[i]) for i, a in zip(own, inputs, strict=True)]
     response = torch.cat(responses) if responses else None
-    return Stage(split.trunk, path, own[0], blocks, output, _joined(bottom), list(zip(*kept, strict=True)), response)
+    return Stage(split.trunk, path, own[0], blocks, output, _joined(bottom), kept, response)
 
 
 class _Reached(Exception):  # noqa: N818

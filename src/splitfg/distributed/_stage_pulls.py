@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitfg.distributed._kept_blocks import pull_kept
 from splitfg.distributed._stage_forward import Stage
 from splitfg.distributed._stage_messages import StageMessages
 from splitfg.estimators import ParallelPull, predicted_gradient, stream_rows
@@ -75,7 +74,7 @@ class StagePulls:
             return None  # the bottom of the trunk: nothing below waits for its share
         self.reverse_passes += 1
         if self.stage.kept:
-            return pull_kept(self.stage.kept[j], delta, to_input=down)
+            return self.stage.kept[j].pull(delta, last=last)
         return self.pull.puller(self.stage.trunk, self.stage.inputs[j], [delta], to_input=down)
 
     def _refined(self, shares: Sequence[Tensor | None]) -> tuple[list[Tensor], Tensor]:
