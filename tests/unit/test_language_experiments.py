@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import signal
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from _made_up import measure_made_up
 from _toolkit import generator
 
 from splitfg import (
@@ -27,7 +27,6 @@ from splitfg import (
     SplitFG,
 )
 from splitfg.learners import CapturedLearner
-from splitfg.learners.ngram import InterpolatedBigram, Unigram
 from splitfg.models import PRESETS
 from splitfg.recipes import SGD, FrozenMethod, PureFGMethod, SplitFGMethod
 from splitfg.splitting import Role
@@ -200,15 +199,6 @@ class TestEnergy:
         assert pytest.approx(6.8, abs=0.05) == 16_108_369 / (3_192_320 * 0.74)
 
 
-def measure_made_up(name: str, config: object, seed: int, device: str) -> dict[str, float]:
-    """Stands for a measurement; found by its name in another process."""
-    if name == "broken":
-        raise SplitError(["it does not compile", "nor does it fit"])
-    if name == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"mib": float(len(name)), "seed": float(seed)}
-
-
 class TestPeaks:
     @pytest.fixture
     def context(self, tmp_path):
@@ -264,11 +254,3 @@ class TestRealText:
         tokens = load_tokens("wikitext103", "valid", DATA)
         assert len(tokens) == 249_750
         assert len(Windows(tokens, 128)) * 128 == 249_728
-
-    @pytest.mark.slow
-    def test_references_on_the_stand_in(self):
-        train, valid = load_tokens("wikipedia", "train", DATA), load_tokens("wikitext103", "valid", DATA)
-        unigram = Unigram.fit(train, vocab=50_257).nll(valid, window=128)
-        bigram = InterpolatedBigram.fit(train, vocab=50_257).nll(valid, window=128)
-        assert math.exp(unigram) == pytest.approx(1779, rel=0.01)
-        assert math.exp(bigram) == pytest.approx(226, rel=0.02)

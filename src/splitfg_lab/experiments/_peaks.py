@@ -7,10 +7,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splitfg.errors import SplitError
-from splitfg_lab.runs import RunContext, RunError
+from splitfg_lab.runs import RunError
+
+if TYPE_CHECKING:
+    from splitfg_lab.runs import RunContext
 
 Peak = Callable[..., dict[str, float]]
 """``(variant, config, seed, device) -> {what: MiB}``; a function of a module, since another process has to find it."""
