@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from splitfg_lab.runs import RunFolder, execute, from_json, load_checkpoint
 from tiny import TinyConfig
 from tiny.run import run
@@ -67,7 +65,6 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def main(straight: str, killed: str, kills: str) -> None:
-    torch.optim.Adam([torch.zeros(1)])  # imports what every child would import again
     moments = random.Random(0)
     finish(RunFolder(Path(straight)))
     folder = RunFolder(Path(killed))

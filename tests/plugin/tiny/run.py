@@ -11,18 +11,15 @@ from torch import Tensor
 
 from splitfg.types import Inputs, Learner, StepStats, Target
 from splitfg_lab.runs import RunContext, fit
-from tiny import Adam, TinyConfig
+from tiny import TinyConfig
+from tiny.optimizers import Optimizer
 
 
 class TinyLearner:
     def __init__(self, config: TinyConfig) -> None:
         self.config = config
         self.weight = torch.nn.Parameter(torch.zeros(6, dtype=torch.float64))
-        settings = config.optimizer
-        if isinstance(settings, Adam):
-            self.optimizer: torch.optim.Optimizer = torch.optim.Adam([self.weight], settings.lr, settings.betas)
-        else:
-            self.optimizer = torch.optim.SGD([self.weight], settings.lr, settings.momentum)
+        self.optimizer = Optimizer(self.weight, config.optimizer)
         self.taken = 0
 
     def step(self, x: Inputs, y: Target, *, generator: torch.Generator) -> StepStats:
