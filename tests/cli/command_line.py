@@ -1,11 +1,18 @@
-"""Runs the command line in a process of its own, with the tests' plug-in experiment installed beside it."""
+"""Runs the command line, in a process of its own with the tests' plug-in experiment installed, or in this one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from splitfg_lab.cli import main
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 
@@ -27,3 +34,17 @@ def splitfg(*arguments: str | Path, cwd: Path | None = None, **more: str) -> sub
     return subprocess.run(
         command(*arguments), cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=300
     )
+
+
+def splitfg_here(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``splitfg ARGUMENTS`` in this process, which has imported torch already; modules in ``cwd`` stay imported."""
+    out, err, argv = io.StringIO(), io.StringIO(), ["splitfg", *map(str, arguments)]
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.multiple(sys, argv=argv, path=[*sys.path]),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    return subprocess.CompletedProcess(argv, end.value.code or 0, out.getvalue(), err.getvalue())

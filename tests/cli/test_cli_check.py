@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from command_line import splitfg
+from command_line import splitfg, splitfg_here
 
 from splitfg_lab.commands import _features
 
@@ -36,29 +36,29 @@ def test_diagnose_measures_a_model_of_ones_own(tmp_path: Path) -> None:
 
 def test_diagnose_seeds_what_the_model_is_made_of(tmp_path: Path) -> None:
     lines = MODEL.replace("    torch.manual_seed(0)\n", "    print(random.random(), np.random.rand())\n")
-    (tmp_path / "my_model.py").write_text(f"import random\nimport numpy as np\n{lines}")
-    seeds = ("0", "0", "1")
-    said = [splitfg("diagnose", "my_model:build", "--draws", "2", "--seed", s, cwd=tmp_path).stdout for s in seeds]
+    (tmp_path / "drawn_model.py").write_text(f"import random\nimport numpy as np\n{lines}")
+    options = ("diagnose", "drawn_model:build", "--draws", "2", "--seed")
+    said = [splitfg_here(*options, seed, cwd=tmp_path).stdout for seed in ("0", "0", "1")]
     assert said[0] == said[1]
     for first, other in zip(said[0].splitlines()[:4], said[2].splitlines()[:4], strict=True):
         assert first.startswith("parameters") or first != other
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"),
+    ("name", "returned", "got"),
     [
-        ("model", "returned Linear;"),
-        ("None", "returned NoneType;"),
-        ("model, x", "returned 2 values;"),
-        ("model, x, x", "returned Linear as the first of three values;"),
+        ("linear", "model", "returned Linear;"),
+        ("none", "None", "returned NoneType;"),
+        ("pair", "model, x", "returned 2 values;"),
+        ("three", "model, x, x", "returned Linear as the first of three values;"),
     ],
 )
-def test_diagnose_says_what_a_function_must_return(tmp_path: Path, returned: str, got: str) -> None:
+def test_diagnose_says_what_a_function_must_return(tmp_path: Path, name: str, returned: str, got: str) -> None:
     lines = f"def build():\n    model, x = torch.nn.Linear(2, 2), torch.ones(3, 2)\n    return {returned}\n"
-    (tmp_path / "my_model.py").write_text(f"import torch\n\n{lines}")
-    done = splitfg("diagnose", "my_model:build", cwd=tmp_path)
+    (tmp_path / f"model_{name}.py").write_text(f"import torch\n\n{lines}")
+    done = splitfg_here("diagnose", f"model_{name}:build", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"my_model:build {got} expected a function without arguments that returns (split, x, y)" in done.stderr
+    assert f"model_{name}:build {got} expected a function without arguments that returns (split, x, y)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -82,8 +82,10 @@ def test_a_wrong_derivative_is_a_feature_that_does_not_work(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_doctor_looks_everywhere(tmp_path: Path) -> None:
-    done = splitfg("doctor", XDG_CACHE_HOME=str(tmp_path))
+def test_doctor_looks_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPLITFG_DATA", raising=False)
+    done = splitfg_here("doctor", cwd=tmp_path)
     assert done.returncode == 0
     for part in ("python", "torch", "cpu", "vmap over jvp", "torch.compile", "missing", "adult"):
         assert part in done.stdout

@@ -119,7 +119,7 @@ def test_a_full_disk_is_named_as_the_cause(tmp_path: Path, full_disk: Path) -> N
 def test_a_smoke_test_runs_a_few_steps_and_leaves_nothing(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = splitfg("run", "tiny/adam", "toy_variance/ce-c50", "--smoke", cwd=tmp_path, TMPDIR=str(scratch))
+    done = splitfg("run", "tiny/adam", "tiny/sgd", "--smoke", cwd=tmp_path, TMPDIR=str(scratch))
     assert done.returncode == 0, done.stdout
     assert "2 done" in done.stdout  # one seed of each
     assert "smoke test: nothing was recorded" in done.stdout

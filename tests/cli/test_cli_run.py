@@ -252,8 +252,8 @@ def wait_until_free(folder: RunFolder) -> None:
 
 
 def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
-    arguments = ("run", "tiny/adam", "--set", "pause_s=0.05", "--set", "steps=150", "--set", "checkpoint_every=1000")
-    folder = RunFolder(tmp_path / "runs/tiny/adam+steps=150,checkpoint_every=1000,pause_s=0.05/seed0")
+    arguments = ("run", "tiny/adam", "--set", "pause_s=0.02", "--set", "steps=150", "--set", "checkpoint_every=1000")
+    folder = RunFolder(tmp_path / "runs/tiny/adam+steps=150,checkpoint_every=1000,pause_s=0.02/seed0")
 
     watched = Watched(tmp_path, *arguments)
     watched.wait_for_step(5)
@@ -289,7 +289,7 @@ def test_interrupted_runs_save_and_resume(tmp_path: Path) -> None:
 
 
 def test_interrupted_jobs_go_on_with_the_threads_they_began_with(tmp_path: Path) -> None:
-    settings = ("--set", "pause_s=0.05", "--set", "steps=60")
+    settings = ("--set", "pause_s=0.02", "--set", "steps=100")
     watched = Watched(tmp_path, "run", "tiny/adam", *settings, "--jobs", "2", "--device", "cpu", "--runs", "my runs")
     watched.wait_for_step(5)
     os.kill(watched.process.pid, signal.SIGINT)
