@@ -6,7 +6,9 @@ from contextlib import suppress
 
 import pytest
 import torch
-from _awkward_more import CLASSES, MODELS, ROWS, TRAINING_MODELS, WIDTH, Around, NestedInputs
+from _awkward_functions import CLASSES, FUNCTION_MODELS, ROWS, WIDTH, Around
+from _awkward_layers import LAYER_MODELS, TRAINING_LAYERS
+from _awkward_state import STATE_MODELS, TRAINING_STATE, NestedInputs
 from _state import state_of
 from _toolkit import generator
 from torch import nn
@@ -27,7 +29,8 @@ from splitfg import (
 )
 from splitfg_lab.compatibility import Case, measure
 
-ALL = {**MODELS, **TRAINING_MODELS}
+TRAINING_MODELS = {**TRAINING_LAYERS, **TRAINING_STATE}
+ALL = {**FUNCTION_MODELS, **STATE_MODELS, **LAYER_MODELS, **TRAINING_MODELS}
 NO_RULE = "has no forward-mode rule"
 REFUSED = {
     "residual_custom_op": "tripled.default has a backward rule and no forward-mode rule",
