@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import SplitError
-from splitfg.heads._losses import CrossEntropy, OutputLoss
+from splitfg.heads._cross_entropy import CrossEntropy
+from splitfg.heads._output_loss import OutputLoss
 from splitfg.types import HeadGradient, Params
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from splitfg.calling import preserved
 from splitfg.errors import raise_if
 from splitfg.heads._base import Head
-from splitfg.heads._losses import CrossEntropy, OutputLoss, RowData
+from splitfg.heads._cross_entropy import CrossEntropy
+from splitfg.heads._output_loss import OutputLoss, RowData
 from splitfg.heads._tiles import aligned, padded, tiles
 from splitfg.numerics import wide
 from splitfg.types import HeadGradient, Params

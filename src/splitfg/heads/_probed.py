@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from splitfg.calling import Observed, call, places_of
 from splitfg.errors import raise_if
 from splitfg.heads._base import OpaqueHead
-from splitfg.heads._losses import OutputLoss
+from splitfg.heads._output_loss import OutputLoss
 from splitfg.types import HeadGradient, Params
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from splitfg.calling import Observed, call, places_of
 from splitfg.heads._base import OpaqueHead
-from splitfg.heads._losses import OutputLoss
+from splitfg.heads._output_loss import OutputLoss
 from splitfg.numerics import each_its_own
 from splitfg.types import HeadGradient, Params
 

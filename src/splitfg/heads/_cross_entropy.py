@@ -1,92 +1,16 @@
-"""Losses on a head's outputs, with their derivative in closed form."""
+"""Cross-entropy on a head's outputs, with its derivative in closed form."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries, shape_problem
 
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-RowData: TypeAlias = tuple[Any, ...]
-"""Per-row tensors of a loss; their meaning is private to the loss."""
-
-RowEntries: TypeAlias = tuple[Tensor, Tensor]
-"""One entry per row: its column and the value to add there, both ``(n, 1)``."""
-
-
-class OutputLoss(nn.Module, ABC):
-    """A loss over rows of outputs, L = (1/N) Σ_n l_n, with δ = dL/d(outputs) in closed form.
-
-    The normaliser N is a separate method, so that a batch can be processed in parts: each part divides by N of the
-    whole batch, and the losses of the parts sum to L.
-
-    The outputs may come in blocks of columns, without their bias. A first pass over the blocks calls :meth:`accumulate`
-    to collect statistics of whole rows. A second pass calls :meth:`residual_`, which turns each block into its δ. The
-    loss is :meth:`base` plus the return values of the second pass.
-    """
-
-    @abstractmethod
-    def fold(self, target: Tensor, width: int) -> Tensor:
-        """Fold the target's leading dimensions into one, for a head with ``width`` outputs."""
-
-    @abstractmethod
-    def normaliser(self, target: Tensor, width: int) -> Tensor:
-        """Compute N for this target, a scalar tensor; N of a batch is the sum over its parts."""
-
-    @abstractmethod
-    def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Compute Σ_n l_n as a differentiable function of the outputs ``(n, C)``, for a folded target."""
-
-    @abstractmethod
-    def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Compute l_n for every row, shape ``(n,)``, for a folded target."""
-
-    @abstractmethod
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:
-        """Prepare data of the rows that does not depend on the outputs, from a folded target."""
-
-    @abstractmethod
-    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
-        """Update the statistics of the rows with a block of outputs.
-
-        Args:
-            outputs: The block, shape ``(n, c)``, without its bias.
-            bias: The block's bias ``(c,)``.
-            statistics: Return value for the previous block; ``None`` for the first one.
-        """
-
-    @abstractmethod
-    def base(self, rows: RowData, statistics: RowData) -> Tensor:
-        """Compute the part of the loss that depends on the accumulated statistics alone."""
-
-    @abstractmethod
-    def residual_(
-        self, outputs: Tensor, bias: Tensor | None, first: Tensor | None, rows: RowData, statistics: RowData
-    ) -> tuple[Tensor, RowEntries | None]:
-        """Turn a block of outputs into its δ, in place.
-
-        Args:
-            outputs: The block, shape ``(n, c)``, without its bias.
-            bias: The block's bias ``(c,)``.
-            first: The block's first column, a 0-d integer tensor; ``None`` if it has all columns.
-            rows: From :meth:`rows`.
-            statistics: From :meth:`accumulate`, over all blocks.
-
-        Returns:
-            The block's part of the loss, and entries that the caller adds to δ, if any.
-        """
-
-    @abstractmethod
-    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """List problems of the target's shape, for outputs of shape ``(*leading, width)``."""
-
-    @abstractmethod
-    def value_problems(self, width: int, target: Tensor) -> list[str]:
-        """List problems of the target's dtype and values, for ``width`` outputs."""
 
 
 class CrossEntropy(OutputLoss):
@@ -202,7 +126,7 @@ class CrossEntropy(OutputLoss):
             wanted += (
                 ", or move classes from dimension 1 to the last with split(..., output=lambda z: z.movedim(1, -1))"
             )
-        return [] if tuple(target.shape) == leading else [_shape_problem(target, wanted)]
+        return [] if tuple(target.shape) == leading else [shape_problem(target, wanted)]
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:
         """Require integer classes in [0, C), at least one that is not ignored, and one weight per class."""
@@ -268,83 +192,3 @@ class _Labels(NamedTuple):
     weight: Tensor
     mass: Tensor
     smoothing: tuple[Tensor, Tensor] | None
-
-
-class SquaredError(OutputLoss):
-    """Half squared error, L = 1/(2N) Σ_n ‖ŷ_n - y_n‖², with δ = (ŷ - y) / N and N the number of rows.
-
-    The target has the shape of the outputs; with a single output its last dimension may be omitted.
-
-    Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> import splitfg
-        >>> head = splitfg.LinearHead(nn.Linear(8, 1), loss=splitfg.SquaredError())
-        >>> head(torch.randn(16, 8), torch.randn(16)).u.shape
-        torch.Size([16, 8])
-    """
-
-    def fold(self, target: Tensor, width: int) -> Tensor:
-        """Return the values, shape ``(n, width)``."""
-        return target.reshape(-1, width)
-
-    def normaliser(self, target: Tensor, width: int) -> Tensor:
-        """Return the number of rows."""
-        return torch.full((), target.numel() / width, dtype=torch.float32, device=target.device)
-
-    def summed(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Compute ½ Σ_n ‖ŷ_n - y_n‖²."""
-        return self.rowwise(outputs, target).sum()
-
-    def rowwise(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Compute ½ ‖ŷ_n - y_n‖²."""
-        return 0.5 * (outputs - target.to(outputs.dtype)).square().sum(dim=1)
-
-    def rows(self, target: Tensor, normaliser: Tensor, width: int, dtype: torch.dtype) -> RowData:  # noqa: ARG002
-        """Return the values and N."""
-        return (target.to(dtype), normaliser.to(dtype))
-
-    def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:  # noqa: ARG002
-        """Return an empty tuple: the error of an output depends on no other output."""
-        return ()
-
-    def base(self, rows: RowData, statistics: RowData) -> Tensor:  # noqa: ARG002
-        """Return zero."""
-        return torch.zeros_like(rows[1])
-
-    def residual_(
-        self,
-        outputs: Tensor,
-        bias: Tensor | None,
-        first: Tensor | None,
-        rows: RowData,
-        statistics: RowData,  # noqa: ARG002
-    ) -> tuple[Tensor, RowEntries | None]:
-        """Compute 1/(2N) Σ_n Σ_c (ŷ_nc - y_nc)² and δ = (ŷ - y) / N over the block's columns c."""
-        target, scale = rows
-        if first is not None:
-            target = target[:, first + torch.arange(outputs.shape[1], device=outputs.device)]
-        outputs.sub_(target if bias is None else target - bias)
-        loss = 0.5 * outputs.square().sum() / scale
-        outputs.div_(scale)
-        return loss, None
-
-    def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
-        """Require the shape of the outputs."""
-        shapes = [(*leading, width), leading] if width == 1 else [(*leading, width)]
-        return [] if tuple(target.shape) in shapes else [_shape_problem(target, " or ".join(map(str, shapes)))]
-
-    def value_problems(self, width: int, target: Tensor) -> list[str]:  # noqa: ARG002
-        """Require finite floating-point values."""
-        if not target.is_floating_point():
-            return [
-                f"targets are {target.dtype}, but squared error needs floating-point values: pass target.float(),"
-                " or use CrossEntropy() for classes"
-            ]
-        if not bool(torch.isfinite(target).all()):
-            return ["targets contain NaN or infinite values: drop or impute those rows"]
-        return []
-
-
-def _shape_problem(target: Tensor, wanted: str) -> str:
-    return f"targets have shape {tuple(target.shape)}: pass shape {wanted}"
