@@ -6,16 +6,61 @@ settings of a protocol, not results; a test demands that no other number stands 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from docs_records import bench, by_seed, paper, recorded, reports
+from docs_networks import (
+    BACKPROP_10,
+    LEAN,
+    LEANEST,
+    TUNED_10,
+    bench_feedback,
+    bench_ratio,
+    clipped_apart,
+    cost,
+    eager_ratio,
+    epochs_s,
+    frozen_torch,
+    image_cost,
+    layer_mib,
+    mib,
+    over_frozen,
+    paper_ppl,
+    paper_share,
+    peak,
+    ppl,
+    seeds,
+    share,
+    step_ratio,
+    steps_of,
+    top1,
+    toy,
+)
+from docs_records import Value, recorded, reports
+from docs_tabular import (
+    CLASSES,
+    LOCAL,
+    REGRESSION,
+    TANGENT,
+    above,
+    behind,
+    best_at_one,
+    covertype_leads,
+    diamond_folds,
+    diamond_other_seeds,
+    diamond_rmse,
+    future_gain,
+    gains,
+    gap_closed,
+    holm_p,
+    memory,
+    rows_of,
+    saved,
+    searches_at_least_as_good,
+    step_rmse,
+)
 
 from splitfg_lab.experiments.images import EXPERIMENT as IMAGES
 from splitfg_lab.experiments.tabular._sets import DATA
-
-Value = float | Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -33,253 +78,6 @@ def claim(text: str, *values: Value) -> Claim:
 
 def fixed(*pieces: str) -> tuple[Claim, ...]:
     return tuple(Claim(piece) for piece in pieces)
-
-
-TUNED_10, BACKPROP_10 = "backprop-adamw-lr0.0015-rho0.3-10", "backprop-adam-lr0.0015-rho1-10"
-
-
-def frozen_torch() -> float:
-    """The frozen control at the 10% budget, run with ``model.init=torch``."""
-    runs = [r for r in reports("language") if r.preset.startswith("frozen") and r.preset.endswith("-10")]
-    (found,) = [r for r in runs if r.config["model"].get("init") == "torch" and "fixed" not in r.preset]
-    return found.metrics["val_ppl"]
-
-
-def ppl(preset: str) -> Value:
-    return lambda: recorded("language", preset, "val_ppl")
-
-
-def seeds(preset: str, count: int) -> tuple[Value, ...]:
-    return tuple(lambda i=i: by_seed("language", preset, "val_ppl")[i] for i in range(count))  # type: ignore[misc]
-
-
-def cost(metric: str) -> Value:
-    return lambda: recorded("language_cost", "ladder", metric)
-
-
-def image_cost(metric: str) -> Value:
-    return lambda: recorded("images_cost", "compiled", metric)
-
-
-def epochs_s() -> float:
-    """Seconds of all steps of a Split-FG run of 60 epochs."""
-    return 23_437 * recorded("images_cost", "compiled", "ms/cifar10-split_fg") / 1e3
-
-
-def clipped_apart() -> float:
-    """Split-FG on CIFAR-100, run with ``clip_apart=true``."""
-    (found,) = [r for r in reports("images") if r.preset == "cifar100-split_fg" and r.config["clip_apart"]]
-    return found.metrics["accuracy"]
-
-
-def step_ms(preset: str) -> Value:
-    """Of the run that had its machine alone."""
-    return lambda: next(r.step_ms for r in reports("language") if r.preset == preset and r.side_by_side == 1)
-
-
-def peak(preset: str) -> Value:
-    return lambda: next(r.peak_memory_mib for r in reports("language") if r.preset == preset)
-
-
-def paper_ppl(preset: str) -> Value:
-    return lambda: next(iter(paper("language", preset, "val_ppl")))
-
-
-def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> Value:
-    return lambda: of(preset)() / of(frozen)()  # type: ignore[operator]
-
-
-def top1(preset: str) -> Value:
-    """Accuracy with seed 0, the only one that all of these presets were run with."""
-    return lambda: by_seed("images", preset, "accuracy")[0]
-
-
-def behind(metric: str) -> Value:
-    """How far learned feedback is behind backprop on tables, at most."""
-
-    def gap() -> float:
-        sets = [d for d in DATA if d.metric == metric]
-        pairs = [[recorded("tabular", f"{d.name}-{m}", metric) for m in ("backprop", "learned_layers")] for d in sets]
-        return max(b - a if metric == "accuracy" else a - b for b, a in pairs)
-
-    return gap
-
-
-def toy(classes: int, metric: str) -> Value:
-    return lambda: recorded("toy_variance", f"ce-c{classes}", metric)
-
-
-def share(preset: str) -> Value:
-    return lambda: recorded("language_energy", preset, "trunk_share")
-
-
-def paper_share() -> float:
-    return next(iter(paper("language_energy", "init", "trunk_share")))
-
-
-def mib(variant: str, preset: str = "compiled-memory") -> float:
-    return recorded("language_cost", preset, f"mib/{variant}")
-
-
-def eager_ratio(K: int) -> Value:
-    return lambda: recorded("language_cost", "eager", f"ratio/split_fg-k{K}-chunk1")
-
-
-def layer_mib(variant: str) -> Value:
-    """What one more layer costs, between the deepest two trunks."""
-    return lambda: (mib(variant, "depth-64") - mib(variant, "depth-32")) / 32
-
-
-LEANEST = "split_fg-k4-chunk1-block20-lean"
-LEAN = "split_fg-k4-chunk1-block22-lean"
-
-
-def step_ratio(case: str, K: int) -> Value:
-    def value() -> float:
-        (found,) = [c for c in bench()["step"] if c["case"].startswith(case)]
-        return found["ratio_to_backprop"][f"split_fg_k{K}"]
-
-    return value
-
-
-def bench_feedback(case: str) -> tuple[Value, Value, Value, Value]:
-    """Time of a step and memory of an estimate over backprop's, backprop's memory, and that with the closed head."""
-
-    def of(part: str) -> dict[str, Any]:
-        return next(c for c in bench()[part] if c["case"].startswith(case))
-
-    def held(name: str) -> float:
-        return of("feedback")["peak_mib"][name]
-
-    return (
-        lambda: of("step")["ratio_to_backprop"]["learned"],
-        lambda: held("learned") / held("backprop"),
-        lambda: held("backprop"),
-        lambda: held("backprop_closed_head") / held("backprop"),
-    )
-
-
-def bench_ratio(part: str, metric: str, name: str, base: str) -> Value:
-    return lambda: bench()[part][metric][name] / bench()[part][metric][base]
-
-
-def covertype_leads() -> list[float]:
-    """By how many points ours is better than the paper's, to the digits of both."""
-    methods = ("backprop", "pure_fg", "es", "split_fg")
-    presets = [f"covertype-{m}" for m in methods]
-    return sorted(
-        round(recorded("tabular", p, "accuracy"), 1) - next(iter(paper("tabular", p, "accuracy"))) for p in presets
-    )
-
-
-def diamond_folds() -> list[float]:
-    return sorted(by_seed("tabular", "diamond-backprop", "rmse"))
-
-
-def diamond_other_seeds() -> list[float]:
-    found = [r for r in reports("tabular") if r.preset == "diamond-backprop" and r.config["training_seed"] != 0]
-    assert len(found) == 4
-    return sorted(r.metrics["rmse"] for r in found)
-
-
-def gap_closed() -> list[float]:
-    """How much of the distance from Split-FG to backprop activity tangents close, in %, by set."""
-
-    def of(method: str, data: str, metric: str) -> float:
-        return recorded("tabular", f"{data}-{method}", metric)
-
-    distances = [
-        (of("split_fg", d.name, d.metric), of("activity_fg", d.name, d.metric), of("backprop", d.name, d.metric))
-        for d in DATA
-    ]
-    return sorted(100 * (activity - split) / (backprop - split) for split, activity, backprop in distances)
-
-
-def memory_runs(*, backprop_first: bool) -> list[dict[str, float]]:
-    """Backprop was measured first where no ``*_beyond_mib`` was recorded."""
-    runs = [r.metrics for r in reports("tabular_memory")]
-    return [m for m in runs if ("split_fg_beyond_mib" not in m) == backprop_first]
-
-
-def memory(metric: str, which: Callable[[list[float]], float]) -> Value:
-    return lambda: which([m[metric] for m in memory_runs(backprop_first=False)])
-
-
-def saved(which: Callable[[list[float]], float]) -> Value:
-    return lambda: which([m["backprop_mib"] - m["split_fg_mib"] for m in memory_runs(backprop_first=False)])
-
-
-def above(which: Callable[[list[float]], float]) -> Value:
-    return lambda: which([-m["memsave_percent"] for m in memory_runs(backprop_first=True)])
-
-
-def future_gain(data: str, metric: str) -> Value:
-    def value() -> float:
-        plain = recorded("tabular_future", f"{data}-gaussian", metric)
-        return abs(recorded("tabular_future", f"{data}-nonlinear_head", metric) - plain)
-
-    return value
-
-
-STEP_METHODS = ("split_fg", "activity_fg_k1", "learned_feedback")
-STEP_TABLES = {"otto": "accuracy", "california": "rmse", "house_16h": "rmse"}
-
-
-def step_scale(data: str, method: str, how: str) -> float:
-    """Result of a search (``adaptive``, ``horizon``), or the ``grid``'s best."""
-    metric = STEP_TABLES[data]
-    if how != "grid":
-        return recorded("tabular_step", f"{data}-{method}-{how}", metric)
-    return (max if metric == "accuracy" else min)(grid_scales(data, method).values())
-
-
-def grid_scales(data: str, method: str) -> dict[str, float]:
-    names = ("0.01", "0.03", "0.1", "0.3", "1")
-    return {r: recorded("tabular_step", f"{data}-{method}-rho{r}", STEP_TABLES[data]) for r in names}
-
-
-def step_rmse(data: str, method: str, *hows: str) -> tuple[Value, ...]:
-    return tuple(lambda how=how: step_scale(data, method, how) for how in hows)  # type: ignore[misc]
-
-
-def searches_at_least_as_good(how: str) -> Value:
-    def count() -> float:
-        gains = []
-        for data, metric in STEP_TABLES.items():
-            sign = 1 if metric == "accuracy" else -1
-            gains += [sign * (step_scale(data, m, how) - step_scale(data, m, "grid")) for m in STEP_METHODS]
-        return sum(gain >= 0 for gain in gains)
-
-    return count
-
-
-def best_at_one() -> float:
-    pairs = [(d, m) for d in STEP_TABLES for m in STEP_METHODS]
-    return sum(grid_scales(d, m)["1"] == step_scale(d, m, "grid") for d, m in pairs)
-
-
-def holm_p() -> list[float]:
-    """P of activity tangents against Split-FG, by set, corrected for the eight tests by Holm's method."""
-    from scipy.stats import ttest_rel
-
-    raw = []
-    for d in DATA:
-        pair = [by_seed("tabular", f"{d.name}-{m}", d.metric) for m in ("activity_fg", "split_fg")]
-        raw.append(float(ttest_rel(*pair).pvalue))
-    order = sorted(range(len(raw)), key=raw.__getitem__)
-    corrected, worst = [0.0] * len(raw), 0.0
-    for rank, i in enumerate(order):
-        worst = max(worst, min(1.0, (len(raw) - rank) * raw[i]))
-        corrected[i] = worst
-    return corrected
-
-
-def rows_of(data: str) -> Value:
-    return lambda: recorded("tabular", f"{data}-backprop", "rows")
-
-
-def steps_of(preset: str) -> Value:
-    return lambda: next(r.steps for r in reports("language") if r.preset == preset)
 
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
@@ -464,31 +262,6 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("`block`), {} times the time", bench_ratio("head", "ms", "block20", "autograd")),
     ),
 }  # fmt: skip
-
-
-def gains(methods: tuple[str, ...], sets: tuple[str, ...]) -> list[float]:
-    """By how much methods are better than in the paper, in points of accuracy or in RMSE, smallest first."""
-    rows = [row for row in DATA if row.name in sets]
-    sign = {"higher": 1, "lower": -1}
-    return sorted(
-        sign[row.better] * (recorded("tabular", f"{row.name}-{method}", row.metric) - row.paper[method].mean)
-        for row in rows
-        for method in methods
-        if method in row.paper
-    )
-
-
-def diamond_rmse(training_seeds: tuple[int, ...]) -> list[float]:
-    """Of backprop on the second fold, smallest first."""
-    runs = [r for r in reports("tabular") if r.preset == "diamond-backprop" and r.seed == 1]
-    return sorted(r.metrics["rmse"] for r in runs if r.config["training_seed"] in training_seeds)
-
-
-CLASSES = tuple(row.name for row in DATA if row.metric == "accuracy")
-REGRESSION = tuple(row.name for row in DATA if row.metric != "accuracy")
-LOCAL = ("forward_forward", "predictive_coding", "hopfield")
-TANGENT = ("backprop", "pure_fg", "es", "split_fg")
-
 RESULTS_IN_PROTOCOLS: dict[str, tuple[Claim, ...]] = {
     "src/splitfg_lab/experiments/tabular/README.md": (
         claim("are {} to {} points better than in the paper, in the same order",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +14,9 @@ from splitfg_lab.runs import RunReport
 from splitfg_lab.runs.results import read_results
 
 ROOT = Path(__file__).parents[2]
+
+Value = float | Callable[[], float]
+"""A number, or a function that reads it from the records."""
 
 
 @cache

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, Claim, holm_p
+from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, Claim
 from docs_records import ROOT, experiment, paper, recorded, shown
+from docs_tabular import holm_p
 
 from splitfg_lab.experiments import Paired
 from splitfg_lab.experiments.tabular._sets import DATA

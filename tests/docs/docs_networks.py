@@ -1,0 +1,130 @@
+"""Values of the recorded runs on images and text, and of the costs of a step, for the claims of README and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from docs_records import Value, bench, by_seed, paper, recorded, reports
+
+TUNED_10, BACKPROP_10 = "backprop-adamw-lr0.0015-rho0.3-10", "backprop-adam-lr0.0015-rho1-10"
+
+
+def frozen_torch() -> float:
+    """The frozen control at the 10% budget, run with ``model.init=torch``."""
+    runs = [r for r in reports("language") if r.preset.startswith("frozen") and r.preset.endswith("-10")]
+    (found,) = [r for r in runs if r.config["model"].get("init") == "torch" and "fixed" not in r.preset]
+    return found.metrics["val_ppl"]
+
+
+def ppl(preset: str) -> Value:
+    return lambda: recorded("language", preset, "val_ppl")
+
+
+def seeds(preset: str, count: int) -> tuple[Value, ...]:
+    return tuple(lambda i=i: by_seed("language", preset, "val_ppl")[i] for i in range(count))  # type: ignore[misc]
+
+
+def cost(metric: str) -> Value:
+    return lambda: recorded("language_cost", "ladder", metric)
+
+
+def image_cost(metric: str) -> Value:
+    return lambda: recorded("images_cost", "compiled", metric)
+
+
+def epochs_s() -> float:
+    """Seconds of all steps of a Split-FG run of 60 epochs."""
+    return 23_437 * recorded("images_cost", "compiled", "ms/cifar10-split_fg") / 1e3
+
+
+def clipped_apart() -> float:
+    """Split-FG on CIFAR-100, run with ``clip_apart=true``."""
+    (found,) = [r for r in reports("images") if r.preset == "cifar100-split_fg" and r.config["clip_apart"]]
+    return found.metrics["accuracy"]
+
+
+def step_ms(preset: str) -> Value:
+    """Of the run that had its machine alone."""
+    return lambda: next(r.step_ms for r in reports("language") if r.preset == preset and r.side_by_side == 1)
+
+
+def peak(preset: str) -> Value:
+    return lambda: next(r.peak_memory_mib for r in reports("language") if r.preset == preset)
+
+
+def paper_ppl(preset: str) -> Value:
+    return lambda: next(iter(paper("language", preset, "val_ppl")))
+
+
+def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> Value:
+    return lambda: of(preset)() / of(frozen)()  # type: ignore[operator]
+
+
+def top1(preset: str) -> Value:
+    """Accuracy with seed 0, the only one that all of these presets were run with."""
+    return lambda: by_seed("images", preset, "accuracy")[0]
+
+
+def toy(classes: int, metric: str) -> Value:
+    return lambda: recorded("toy_variance", f"ce-c{classes}", metric)
+
+
+def share(preset: str) -> Value:
+    return lambda: recorded("language_energy", preset, "trunk_share")
+
+
+def paper_share() -> float:
+    return next(iter(paper("language_energy", "init", "trunk_share")))
+
+
+def mib(variant: str, preset: str = "compiled-memory") -> float:
+    return recorded("language_cost", preset, f"mib/{variant}")
+
+
+def eager_ratio(K: int) -> Value:
+    return lambda: recorded("language_cost", "eager", f"ratio/split_fg-k{K}-chunk1")
+
+
+def layer_mib(variant: str) -> Value:
+    """What one more layer costs, between the deepest two trunks."""
+    return lambda: (mib(variant, "depth-64") - mib(variant, "depth-32")) / 32
+
+
+LEANEST = "split_fg-k4-chunk1-block20-lean"
+
+
+LEAN = "split_fg-k4-chunk1-block22-lean"
+
+
+def step_ratio(case: str, K: int) -> Value:
+    def value() -> float:
+        (found,) = [c for c in bench()["step"] if c["case"].startswith(case)]
+        return found["ratio_to_backprop"][f"split_fg_k{K}"]
+
+    return value
+
+
+def bench_feedback(case: str) -> tuple[Value, Value, Value, Value]:
+    """Time of a step and memory of an estimate over backprop's, backprop's memory, and that with the closed head."""
+
+    def of(part: str) -> dict[str, Any]:
+        return next(c for c in bench()[part] if c["case"].startswith(case))
+
+    def held(name: str) -> float:
+        return of("feedback")["peak_mib"][name]
+
+    return (
+        lambda: of("step")["ratio_to_backprop"]["learned"],
+        lambda: held("learned") / held("backprop"),
+        lambda: held("backprop"),
+        lambda: held("backprop_closed_head") / held("backprop"),
+    )
+
+
+def bench_ratio(part: str, metric: str, name: str, base: str) -> Value:
+    return lambda: bench()[part][metric][name] / bench()[part][metric][base]
+
+
+def steps_of(preset: str) -> Value:
+    return lambda: next(r.steps for r in reports("language") if r.preset == preset)
