@@ -38,12 +38,6 @@ def epochs_s() -> float:
     return 23_437 * recorded("images_cost", "compiled", "ms/cifar10-split_fg") / 1e3
 
 
-def clipped_apart() -> float:
-    """Split-FG on CIFAR-100, run with ``clip_apart=true``."""
-    (found,) = [r for r in reports("images") if r.preset == "cifar100-split_fg" and r.config["clip_apart"]]
-    return found.metrics["accuracy"]
-
-
 def step_ms(preset: str) -> Value:
     """Of the run that had its machine alone."""
     return lambda: next(r.step_ms for r in reports("language") if r.preset == preset and r.side_by_side == 1)

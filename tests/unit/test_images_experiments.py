@@ -15,7 +15,7 @@ import torch
 
 from splitfg.errors import DataError
 from splitfg.learners import CapturedLearner
-from splitfg.recipes import Adam, AdamL2, ForwardForwardMethod
+from splitfg.recipes import Adam, AdamL2, AdamW, ForwardForwardMethod
 from splitfg_lab.data import load_images
 from splitfg_lab.data.augment import ChannelScale
 from splitfg_lab.experiments._peaks import savings
@@ -112,7 +112,8 @@ class TestPresets:
             assert (config.batch, config.max_norm, config.optimizer.lr) == (128, 1.0, 1e-3)
             assert config.warmup == (300 if config.dataset == "cifar100" else 200)
             assert config.horizon == (ABLATION if preset.name.startswith(("flat", "naive", "resnet20")) else FULL)
-        assert EXPERIMENT.preset("cifar100-split_fg").config.optimizer == AdamL2(lr=1e-3, weight_decay=5e-4)
+        assert EXPERIMENT.preset("cifar100-split_fg").config.optimizer == AdamW(lr=1e-3, weight_decay=5e-4)
+        assert EXPERIMENT.preset("cifar100-split_fg-l2").config.optimizer == AdamL2(lr=1e-3, weight_decay=5e-4)
         assert {EXPERIMENT.preset(f"{s.dataset}-split_fg").config.rho for s in SETTINGS} == {1.0}
 
     def test_seeds_are_the_papers(self):

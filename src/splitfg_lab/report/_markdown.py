@@ -69,7 +69,10 @@ def _experiment(view: ExperimentView) -> Iterator[str]:
     if view.unfinished:
         yield f"Started and not finished: {', '.join(map(_escape, view.unfinished))}."
     if view.not_run:
-        yield f"Not run yet: {'; '.join(map(_escape, view.not_run))}."
+        count = f"{len(view.not_run)} of {len(view.experiment.presets)} presets not run yet"
+        yield f"<details><summary>{count}</summary>"
+        yield "\n".join(f"- {_escape(title)}" for title in view.not_run)
+        yield "</details>"
 
 
 def _costs(table: CostTable) -> Iterator[str]:

@@ -22,6 +22,7 @@ from splitfg_lab.report._views import ExperimentView, ReportView
 _NO_LIMIT = 100_000
 _RULE_WIDTH = 100
 _WORDS_WIDTH = 20  # words in fewer columns than this are hard to read
+_FEW = 6  # titles of presets that fit into a line or two
 _QUIET = "dim"
 _STATES = {"diverged": "red", "missing": "red", "not run": "dim italic"}
 _VERDICTS = {"better": "green", "worse": "yellow"}
@@ -74,8 +75,16 @@ def _print_experiment(view: ExperimentView, console: Console) -> None:
     if view.unfinished:
         console.print(Text(f"Started and not finished: {', '.join(view.unfinished)}", style="yellow"))
     if view.not_run:
-        console.print(Text(f"Not run yet: {'; '.join(view.not_run)}", style=_QUIET))
+        console.print(Text(_not_run(view), style=_QUIET))
     console.print()
+
+
+def _not_run(view: ExperimentView) -> str:
+    """Return the titles of presets without runs if they are few, otherwise their number."""
+    if len(view.not_run) <= _FEW:
+        return f"Not run yet: {'; '.join(view.not_run)}"
+    name, presets = view.experiment.name, len(view.experiment.presets)
+    return f"{len(view.not_run)} of {presets} presets not run yet: splitfg ls {name} lists them"
 
 
 def _print_results(view: TableView, console: Console) -> None:

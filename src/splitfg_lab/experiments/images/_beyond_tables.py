@@ -17,8 +17,8 @@ from splitfg_lab.experiments.images._presets import (
     TANGENTS,
     ImageSetting,
     adaptive,
-    decoupled,
     direct,
+    l2,
     longer,
     screened,
 )
@@ -91,18 +91,18 @@ def _longer() -> Table:
 
 
 def _decay() -> Table:
-    apart = {"split_fg": "cifar100-split_fg-apart"}
+    apart = {"split_fg": "cifar100-split_fg-l2-apart"}
     return Table(
         "images-decay",
         "Weight decay on CIFAR-100: 60 epochs, top-1 accuracy, %",
-        ("L2, clipped jointly", "L2, clipped apart", "Decoupled, clipped jointly"),
+        ("Decoupled", "L2 in the gradient", "L2, trunk and head clipped apart"),
         tuple(
             Row(
                 title[0].upper() + title[1:],
                 (
-                    top1(f"cifar100-{name}", _DECAYED_PAPER.get(name)),
+                    top1(f"cifar100-{name}", _DECAYED_PAPER[name]),
+                    top1(l2(name), _DECAYED_PAPER[name]),
                     top1(apart[name]) if name in apart else None,
-                    top1(decoupled(name), _DECAYED_PAPER.get(name)),
                 ),
             )
             for name, title in DECAYED.items()
