@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import splitfg
 from splitfg.distributed import DistributedEstimator, Ranks
-from splitfg.feedback import NoiseControl, Relay
+from splitfg.estimators import AnchoredFeedback
+from splitfg.feedback import NoiseControl, Pace, Relay
 from splitfg.models import MLP
 
 
@@ -39,11 +40,13 @@ MAKERS = {
     "frozen": lambda: splitfg.FrozenTrunk(),
     "direct_path": lambda: splitfg.DirectPath(PATH),
     "mean_jacobian": lambda: splitfg.DirectPath(PATH, feedback=splitfg.MeanJacobian()),
+    "direct_path_noise": lambda: splitfg.DirectPath(PATH, feedback=NoiseControl()),
     "parallel_pull": lambda: splitfg.ParallelPull(pulls=2),
     "parallel_pull_maps": lambda: splitfg.ParallelPull(feedback=splitfg.MeanJacobian()),
     "parallel_pull_noise": lambda: splitfg.ParallelPull(feedback=NoiseControl()),
     "learned_feedback": lambda: splitfg.LearnedFeedback(),
     "learned_feedback_seldom": lambda: splitfg.LearnedFeedback(Relay(every=2)),
+    "anchored_feedback": lambda: AnchoredFeedback(anchors=Pace(2)),
     "predictive_coding": lambda: splitfg.PredictiveCoding(),
     "backprop": lambda: splitfg.Backprop(),
 }
@@ -63,7 +66,7 @@ def network(name, dtype, ignore=True):
     """A network, and a batch of 13 rows of which three are ignored where the loss allows it."""
     torch.manual_seed(0)
     trunk = MLP(5, widths=(6, 6), generator=torch.Generator().manual_seed(0))
-    if name in ("direct_path", "mean_jacobian"):
+    if name in ("direct_path", "mean_jacobian", "direct_path_noise"):
         trunk = Residual()
     loss = splitfg.CrossEntropy(ignore_index=-1, label_smoothing=0.1)
     split = splitfg.Split(trunk.to(dtype), splitfg.LinearHead(nn.Linear(6, 5, dtype=dtype), loss=loss))

@@ -44,7 +44,15 @@ def test_divided_tangents_give_the_estimate_of_one(crew, name, shape):
     compare(crew, name, torch.float64, shape, 1e-12 if name != "evolution" else 1e-10)
 
 
-SCORED = ("split_fg", "activity_fg_predicted", "evolution", "mean_jacobian", "parallel_pull_maps", "learned_feedback")
+SCORED = (
+    "split_fg",
+    "activity_fg_predicted",
+    "evolution",
+    "mean_jacobian",
+    "parallel_pull_maps",
+    "learned_feedback",
+    "anchored_feedback",
+)
 
 
 @pytest.mark.parametrize("name", SCORED)

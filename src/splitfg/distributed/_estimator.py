@@ -6,18 +6,29 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from splitfg.compiled import Compile
 from splitfg.distributed._ranks import Ranks
-from splitfg.distributed._reduce import failed, reduced_grads, reduced_message, squares_elsewhere, summed, with_targets
-from splitfg.distributed._replicas import check_facts, check_replicas, common_facts
+from splitfg.distributed._reduce import (
+    averaged,
+    failed,
+    reduced_grads,
+    reduced_message,
+    squares_elsewhere,
+    summed,
+    with_targets,
+)
+from splitfg.distributed._replicas import check_facts, check_replicas, common_facts, generator_fact
 from splitfg.distributed._row_shares import RowShares
 from splitfg.distributed._sharded_head import ShardedHead
-from splitfg.errors import raise_if
+from splitfg.distributed._sharded_parts import head_problems, meet_before_head
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import (
     Estimator,
     LearningEstimator,
+    Measure,
     Partial,
     PartialEstimator,
     Share,
@@ -84,7 +95,7 @@ class DistributedEstimator:
         self.estimator, self.ranks = estimator, ranks if isinstance(ranks, Ranks) else Ranks(ranks)
         self.check_every, self.whole_batches, self.reduce_head = check_every, whole_batches, reduce_head
         self._calls = 0
-        self._shares = RowShares(self.ranks)
+        self._shares = RowShares(self.ranks, self._check)
         raise_if(_problems(estimator, self.ranks, check_every))
 
     def __repr__(self) -> str:
@@ -94,9 +105,23 @@ class DistributedEstimator:
         """Estimate the gradient over the rows of all processes; see :class:`~splitfg.estimators.Estimator`."""
         if not skip_checks():
             self._compare(split, generator)
-        if self.whole_batches:
+        if self.whole_batches and isinstance(y, Tensor):
             x, y = self.ranks.own_rows(x, y)
         return self._reduced(split, x, y, generator)
+
+    def mean_over_rows(self, split: Split, measure: Measure, x: Inputs, y: Target, count: int) -> Tensor:
+        """Average a measurement over the rows of all processes; see :class:`~splitfg.estimators.SharingEstimator`."""
+        if self.whole_batches and isinstance(y, Tensor):
+            x, y = self.ranks.own_rows(x, y)
+        values, error = torch.zeros(count), None
+        try:
+            self._check(split, x, y)
+            values = measure(x, with_targets(split, y))
+        except Exception as problem:
+            if skip_checks():
+                raise
+            error = problem
+        return averaged(self.ranks, split, x, y, values, error)
 
     def learned_state(self) -> Mapping[str, Stateful]:
         """Return the learned state of the estimator, which is the same in all processes."""
@@ -126,18 +151,32 @@ class DistributedEstimator:
         local = set(self._own_heads(split))
         params: Params = {name: p for name, p in split.model.named_parameters() if name not in local}
         if self._calls == 0:
-            own = {"estimator": repr(self.estimator), "check_every": str(self.check_every)}
-            check_facts(self.ranks, own | common_facts(params, generator))
-        if self._calls == 0 or (self.check_every is not None and self._calls % self.check_every == 0):
+            params = {**params, **dict(split.model.named_buffers())}
+            check_facts(self.ranks, self._facts() | common_facts(params, generator))
+            raise_if(head_problems(split, self.estimator))
+            check_replicas(self.ranks, params)
+        elif self.check_every is not None and self._calls % self.check_every == 0:
+            if isinstance(self.estimator, PartialEstimator):  # others may draw for their own rows
+                check_facts(self.ranks, {"generator": generator_fact(generator)}, _DRAWS)
             check_replicas(self.ranks, params)
         self._calls += 1
 
+    def _facts(self) -> dict[str, str]:
+        grid = f"{self.ranks.row_parts} x {self.ranks.tangent_parts}"
+        options = {name: str(getattr(self, name)) for name in ("check_every", "whole_batches", "reduce_head")}
+        return {"estimator": repr(self.estimator), "the grid of rows and tangents": grid, **options}
+
     def _own_heads(self, split: Split) -> Collection[str]:
         """Return the names of parameters that every process trains for itself."""
-        return split.head_params() if isinstance(split.head, ShardedHead) or not self.reduce_head else ()
+        if self.reduce_head and not isinstance(split.head, ShardedHead):
+            return ()
+        inside = {id(p) for p in split.head.parameters()} - {id(p) for p in split.trunk.parameters()}
+        return [name for name, p in split.model.named_parameters() if id(p) in inside]
 
     def _reduced(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> Estimate:
         counted = with_targets(split, y)
+        if isinstance(split.head, ShardedHead) and not skip_checks():
+            meet_before_head(self.ranks, split.head, self.estimator, y, lambda: self._check(split, x, y))
         share, own = self._shares(self.estimator, split, x, counted, generator)
         part, error = self._part(split, x, counted, own, share)
         if isinstance(own, RowGenerator):
@@ -147,9 +186,10 @@ class DistributedEstimator:
         if total is None or part is None:
             raise failed(self.ranks, error)
         grads = reduced_grads(self.ranks, part.grads, weight, self._own_heads(split))
-        sums = summed(self.ranks, part.sums) if part.sums else {}
-        stats = replace(part.stats, **total.stats)
-        estimate = replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums).completed(split)
+        sums, stats = summed(self.ranks, part.sums), replace(part.stats, **total.stats)
+        products = summed(self.ranks, {n: p * weight.square().to(p.dtype) for n, p in part.products.items()})
+        whole = replace(part, loss=total.loss, grads=grads, stats=stats, sums=sums, products=products)
+        estimate = whole.completed(split)
         return replace(
             estimate, forward_state=split.forward_state([x]), elsewhere=self._elsewhere(split, estimate.grads)
         )
@@ -166,7 +206,7 @@ class DistributedEstimator:
     ) -> tuple[Partial | None, Exception | None]:
         """Compute this process's part, or return the error to tell the others."""
         try:
-            check_batch(split, x, y, tangents=False)  # no dropout, no batch statistics: those differ by process
+            self._check(split, x, y)
             if isinstance(self.estimator, PartialEstimator):
                 return self.estimator.part(split, x, y, generator=generator, share=share), None
             estimate = self.estimator(split, x, y, generator=generator)
@@ -176,7 +216,21 @@ class DistributedEstimator:
         except Exception as error:
             if skip_checks():
                 raise
+            if isinstance(split.head, ShardedHead):
+                split.head.give_up(error)
             return None, error
+
+    def _check(self, split: Split, x: Inputs, y: Target) -> None:
+        """Validate this process's rows; dropout and batch statistics, which differ by process, raise an error."""
+        if self.whole_batches and isinstance(y, Tensor) and y.ndim and not len(y):
+            parts = self.ranks.row_parts
+            raise SplitError(
+                [f"the batch has fewer rows than the {parts} processes that divide it: use larger batches"]
+            )
+        check_batch(split, x, y, tangents=False)
+
+
+_DRAWS = "draw from it in all processes or in none"
 
 
 def _problems(estimator: object, ranks: Ranks, check_every: int | None) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -64,7 +66,15 @@ class Ranks:
     @property
     def is_first(self) -> bool:
         """Whether this is the process that writes files."""
-        return self.rank == 0
+        return self.rank == self.members[0]
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of all processes that share the estimate, in the order of :meth:`texts`."""
+        if self._mesh is None:
+            return list(range(self.size))
+        found: list[int] = self._mesh.mesh.flatten().tolist()
+        return found
 
     def sum_(self, values: Tensor) -> Tensor:
         """Replace a tensor by its sum over all processes."""
@@ -104,13 +114,12 @@ class Ranks:
         return found.to(values.device)
 
     def texts(self, text: str) -> list[str]:
-        """Return a text from every process of the process group, by rank; no pickle."""
-        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
-        sizes = _gathered(torch.tensor([len(data)], device=self.device), self.size)
-        padded = data.new_zeros(max(1, int(max(sizes))))
-        padded[: len(data)] = data
-        found = _gathered(padded, self.size)
-        return [bytes(part[: int(n)].tolist()).decode() for part, n in zip(found, sizes, strict=True)]
+        """Return a text from every process that shares the estimate, in the order of :attr:`members`; no pickle."""
+        found = [text]
+        for group in reversed(self._groups):
+            gathered = _texts(json.dumps(found), self.device, group)
+            found = [one for part in gathered for one in json.loads(part)]
+        return found
 
     def own_rows(self, x: Inputs, y: Target) -> tuple[Inputs, Target]:
         """Return this process's rows of a batch that all processes have: contiguous parts, as even as possible."""
@@ -124,8 +133,8 @@ class Ranks:
 
     @property
     def _groups(self) -> Sequence[dist.ProcessGroup | None]:
-        """One group of all processes where the mesh holds them all, one along each dimension otherwise."""
-        if self._mesh is None or self._mesh.size() == self.size:
+        """One group of all processes where the mesh holds them all in order, one along each dimension otherwise."""
+        if self._mesh is None or self.members == list(range(self.size)):
             return (None,)
         return [self._mesh.get_group(name) for name in self._mesh.mesh_dim_names or ()]
 
@@ -154,9 +163,19 @@ def _mesh_problems(mesh: object) -> list[str]:
     return [f"the mesh has dimensions {names}: name them with mesh_dim_names=({ROWS!r}, {TANGENTS!r}), or one of these"]
 
 
-def _gathered(values: Tensor, size: int) -> list[Tensor]:
-    found = [torch.empty_like(values) for _ in range(size)]
-    answered(lambda: dist.all_gather(found, values), "an all-gather")
+def _texts(text: str, device: torch.device, group: dist.ProcessGroup | None) -> list[str]:
+    """Return a text from every process of a group."""
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    sizes = _gathered(torch.tensor([len(data)], device=device), group)
+    padded = data.new_zeros(max(1, int(max(sizes))))
+    padded[: len(data)] = data
+    found = _gathered(padded, group)
+    return [bytes(part[: int(n)].tolist()).decode() for part, n in zip(found, sizes, strict=True)]
+
+
+def _gathered(values: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    found = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    answered(lambda: dist.all_gather(found, values, group=group), "an all-gather")
     return found
 
 
@@ -169,7 +188,7 @@ def answered(operation: Callable[[], T], what: str) -> T:
     try:
         return operation()
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = re.sub(r"^\[\S*\.cc:\d+\] ", "", str(error).strip().splitlines()[0])  # without gloo's own source file
         raise LostRankError(
             f"{what} failed, because a process died, hangs or is not there ({reason}): torchrun --max-restarts N starts"
             " all of them again, and a run goes on from its last checkpoint"

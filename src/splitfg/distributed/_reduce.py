@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.distributed._ranks import Ranks
-from splitfg.distributed._sharded_head import ShardedHead
+from splitfg.distributed._sharded_head import GivenUpError, ShardedHead
 from splitfg.errors import NonFiniteError, SplitError
 from splitfg.estimators import Partial, Share
 from splitfg.heads import CrossEntropy
@@ -66,6 +67,22 @@ def reduced_message(
     return own / count, Total((loss / count).to(part.loss.dtype), stats)
 
 
+def averaged(ranks: Ranks, split: Split, x: Inputs, y: Target, values: Tensor, error: Exception | None) -> Tensor:
+    """Average a vector over all processes by their numbers of targets.
+
+    Raises:
+        Exception: In all processes, if one has an error.
+    """
+    like = next(iter(split.trained_params().values()))
+    own = torch.zeros((), device=like.device) if error is not None else _targets(split, x, y)
+    failures = torch.full_like(own, float(error is not None))
+    values = values.to(device=own.device, dtype=wide(like.dtype))
+    message = ranks.sum_(torch.cat([torch.stack([failures, own]).to(values), own.to(values) * values]))
+    if not skip_checks() and bool(message[0] > 0):
+        raise failed(ranks, error)
+    return (message[2:] / message[1]).to(like.dtype)
+
+
 def reduced_grads(ranks: Ranks, grads: Params, weight: Tensor, kept: Collection[str]) -> Params:
     """Average gradients over all processes, by weight; ``kept`` ones stay those of this process."""
     names = sorted(name for name in grads if name not in kept)
@@ -94,6 +111,8 @@ def squares_elsewhere(ranks: Ranks, grads: Params, names: Sequence[str], like: T
         names: The same in all processes.
         like: A tensor on the device of the gradients.
     """
+    if not names:
+        return {}
     own = torch.stack([norm({n: grads[n]} if n in grads else {}, like=like).double().square() for n in names])
     rest = (ranks.sum_(own.clone()) - own).clamp_min(0)
     return dict(zip(names, rest, strict=True))
@@ -101,33 +120,42 @@ def squares_elsewhere(ranks: Ranks, grads: Params, names: Sequence[str], like: T
 
 def failed(ranks: Ranks, error: Exception | None) -> Exception:
     """Tell all processes what went wrong in some of them, and return the error to raise."""
-    kind = "" if error is None else ("finite" if isinstance(error, NonFiniteError) else "other")
-    lines = "\n".join(error.problems) if isinstance(error, SplitError) else f"{type(error).__name__}: {error}"
-    found = ranks.texts("" if error is None else f"{kind}\n{lines}")
-    problems = _problems(found)
+    own: list[str] = []
+    if error is not None and not isinstance(error, GivenUpError):
+        own = list(error.problems) if isinstance(error, SplitError) else [f"{type(error).__name__}: {error}"]
+    found = [json.loads(text) for text in ranks.texts(json.dumps([isinstance(error, NonFiniteError), own]))]
+    problems = _problems(ranks, [problems for _, problems in found])
     if error is not None and not isinstance(error, SplitError):
         return error
-    only_finite = all(text.startswith("finite\n") for text in found if text)
+    only_finite = all(finite for finite, problems in found if problems)
     return NonFiniteError(problems) if only_finite and problems else SplitError(problems or ["a process failed"])
 
 
-def _problems(found: Sequence[str]) -> list[str]:
+def _problems(ranks: Ranks, found: Sequence[Sequence[str]]) -> list[str]:
     listed: dict[str, list[str]] = {}
-    for rank, text in enumerate(found):
-        for line in text.split("\n")[1:]:
-            listed.setdefault(line, []).append(str(rank))
-    return [f"rank {', '.join(where)}: {line}" for line, where in listed.items()]
+    for rank, problems in zip(ranks.members, found, strict=True):
+        for problem in problems:
+            listed.setdefault(problem, []).append(str(rank))
+    return [f"rank {', '.join(where)}: {problem}" for problem, where in listed.items()]
 
 
 def with_targets(split: Split, y: Target) -> Target:
-    """Return targets that count in place of those of a process that ignores all of its own, which has the weight 0."""
+    """Return targets that count in place of those of a process none of whose targets counts; it has the weight 0."""
     loss = split.head.output_loss
     if skip_checks() or not isinstance(loss, CrossEntropy) or isinstance(split.head, ShardedHead):
         return y
-    if not isinstance(y, Tensor) or not y.numel() or bool((y != loss.ignore_index).any()):
+    if not isinstance(y, Tensor) or not y.numel() or y.is_floating_point() or bool(_counts(loss, y).any()):
         return y
     weights = loss.class_weights
     return torch.full_like(y, 0 if weights is None else int(weights.argmax()))
+
+
+def _counts(loss: CrossEntropy, y: Tensor) -> Tensor:
+    """Return which targets add to the loss: those that are not ignored and whose class has a weight, or smoothing."""
+    counted, weights = y != loss.ignore_index, loss.class_weights
+    if weights is None or loss.label_smoothing:
+        return counted
+    return counted & (weights[y.long().clamp(0, len(weights) - 1)] != 0)
 
 
 def _targets(split: Split, x: Inputs, y: Target) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import splitfg
 from splitfg.distributed._ranks import Ranks
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, raise_if
 from splitfg.types import Params
 
 _CHUNK = 2**20
@@ -39,11 +39,12 @@ def check_replicas(ranks: Ranks, params: Params) -> None:
     differing = [name for i, name in enumerate(params) if len({row[i] for row in hashes}) > 1]
     if differing:
         column = [row[list(params).index(differing[0])] for row in hashes]
-        others = [str(rank) for rank, value in enumerate(column) if value != column[0]]
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        first, *rest = ranks.members
+        others = [str(rank) for rank, value in zip(rest, column[1:], strict=True) if value != column[0]]
+        more = f" and {len(differing) - 1} more differ" if len(differing) > 1 else " differs"
         raise SplitError(
             [
-                f"{differing[0]}{more} differs between rank 0 and rank {', '.join(others)}: start all processes from"
+                f"{differing[0]}{more} between rank {first} and rank {', '.join(others)}: start all processes from"
                 " the same parameters, and let no process change them by itself"
             ]
         )
@@ -51,7 +52,7 @@ def check_replicas(ranks: Ranks, params: Params) -> None:
 
 def digest(values: Tensor) -> Tensor:
     """Return a 64-bit hash of a tensor's bits, as a 0-d int64 tensor on its device."""
-    words = values.detach().contiguous().reshape(-1).view(_WORDS[values.element_size()])
+    words = values.detach().contiguous().reshape(-1).view(_WORDS.get(values.element_size(), torch.int64))
     total = torch.full((), words.numel(), dtype=torch.int64, device=values.device)
     for start in range(0, words.numel(), _CHUNK):
         part = words[start : start + _CHUNK].long()
@@ -61,37 +62,48 @@ def digest(values: Tensor) -> Tensor:
     return total
 
 
-def check_facts(ranks: Ranks, facts: Mapping[str, str]) -> None:
+def check_facts(ranks: Ranks, facts: Mapping[str, str], cure: str = "start all processes alike") -> None:
     """Compare settings between all processes.
+
+    Args:
+        ranks: The processes.
+        facts: Settings by name.
+        cure: Ends the message.
 
     Raises:
         SplitError: In every process; lists all differences.
     """
     plain = {name: re.sub(r" at 0x[0-9a-f]+", "", value) for name, value in facts.items()}
     found = [json.loads(text) for text in ranks.texts(json.dumps(plain))]
-    problems = [_difference(name, [other.get(name, "") for other in found]) for name in plain]
-    if any(problems):
-        raise SplitError([problem for problem in problems if problem])
+    problems = [_difference(name, [other.get(name, "") for other in found], ranks.members) for name in plain]
+    raise_if([f"{problem}; {cure}" for problem in problems if problem])
 
 
 def common_facts(params: Params, generator: torch.Generator | None) -> dict[str, str]:
     """Return the facts that all estimators share: versions, parameters and the generator's state."""
-    state = 0 if generator is None else int(digest(generator.get_state()))
+    described = (f"{n} {tuple(p.shape)} {p.dtype}" + " frozen" * (not p.requires_grad) for n, p in params.items())
     return {
         "splitfg": splitfg.__version__,
         "torch": torch.__version__,
-        "parameters": ", ".join(f"{n} {tuple(p.shape)} {p.dtype}" for n, p in params.items()),
-        "generator": "another seed or state" if generator is None else f"state {state & 0xFFFFFFFF:08x}",
+        "parameters": ", ".join(described),
+        "generator": generator_fact(generator),
     }
 
 
-def _difference(name: str, values: Sequence[str]) -> str:
+def generator_fact(generator: object) -> str:
+    """Describe a generator's state, in a few letters; anything else by its type."""
+    if not isinstance(generator, torch.Generator):
+        return "none" if generator is None else f"of type {type(generator).__name__}"
+    return f"state {int(digest(generator.get_state())) & 0xFFFFFFFF:08x}"
+
+
+def _difference(name: str, values: Sequence[str], members: Sequence[int]) -> str:
     if len(set(values)) == 1:
         return ""
-    other = next(rank for rank, value in enumerate(values) if value != values[0])
+    other = next(i for i, value in enumerate(values) if value != values[0])
     first, second = _shortened(values[0], values[other])
     verb = "differ" if name.endswith("s") else "differs"
-    return f"{name} {verb}: {first} on rank 0, {second} on rank {other}; start all processes alike"
+    return f"{name} {verb}: {first} on rank {members[0]}, {second} on rank {members[other]}"
 
 
 def _shortened(first: str, second: str) -> tuple[str, str]:

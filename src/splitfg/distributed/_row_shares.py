@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._reduce import failed
 from splitfg.estimators import Estimator, PartialEstimator, SamplingEstimator, Share
 from splitfg.splitting import Split
-from splitfg.splitting.checks import check_batch, has_rows, skip_checks
+from splitfg.splitting.checks import has_rows, skip_checks
 from splitfg.tangents import RowGenerator
 from splitfg.types import Inputs, Target
 
@@ -23,10 +23,11 @@ class RowShares:
 
     Args:
         ranks: The processes.
+        check: Validates the rows of this process.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, check: Callable[[Split, Inputs, Target], None]) -> None:
+        self._ranks, self._check = ranks, check
         self._counts: dict[int, tuple[list[int], int]] = {}
         self._measured: dict[Hashable, int | None] = {}
         self._generators: dict[tuple[torch.Generator, int, int, int], RowGenerator] = {}
@@ -67,7 +68,7 @@ class RowShares:
         error: Exception | None = None
         rows = needed = 0
         try:
-            check_batch(split, x, y, tangents=False)
+            self._check(split, x, y)
             rows, needed = y.shape[0], self._needed(estimator, split, x)
         except Exception as problem:
             error = problem

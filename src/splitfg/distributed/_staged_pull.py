@@ -16,8 +16,8 @@ from splitfg.distributed._stage_maps import collect_maps, draw_noise, map_change
 from splitfg.distributed._stage_messages import StageMessages
 from splitfg.distributed._stage_problems import cut_problems, setting_problems
 from splitfg.distributed._stage_pulls import StagePulls
-from splitfg.errors import raise_if
-from splitfg.estimators import ParallelPull, mean_rows
+from splitfg.errors import SplitError, raise_if
+from splitfg.estimators import Measure, ParallelPull, mean_rows
 from splitfg.feedback import LearnedMaps, MeanJacobian
 from splitfg.numerics import added, norm
 from splitfg.sites import (
@@ -167,6 +167,10 @@ class StagedPull:
             pulls.run()
             trunk = split.named_trunk_grads(pulls.grads)
             return self._estimate(split, path, exact, trunk, change, pulls.reverse_passes)
+
+    def mean_over_rows(self, split: Split, measure: Measure, x: Inputs, y: Target, count: int) -> Tensor:  # noqa: ARG002
+        """Raise an error: no process holds the whole trunk, which a line search runs."""
+        raise SplitError(["no process of a StagedPull holds the whole trunk: leave line_search out"])
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned; those of other stages are stale until :meth:`collect`."""

@@ -12,6 +12,7 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import kind_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.learned_feedback import LearnedFeedback
+from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Stateful
 from splitfg.feedback import AlignedMaps, Direct, Pace, Transposed
 from splitfg.numerics import added, norm
@@ -35,7 +36,7 @@ class AnchoredFeedback:
     leads to. After GrAPE (Caillon, Fagnou, Delattre and Allauzen, ICLR 2026), which takes backprop steps on single
     batches to curb drift; how it treats the maps at these steps is ours.
 
-    Biased between anchors. Not forward-only: ``stats.trunk_backward`` is 1 at anchors. For one process.
+    Biased between anchors. Not forward-only: ``stats.trunk_backward`` is 1 at anchors.
 
     Args:
         feedback: Learned feedback with the route ``Direct(AlignedMaps())``.
@@ -70,8 +71,23 @@ class AnchoredFeedback:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
+        split = begin_step(split, x, y, generator, tangents=False)
+        estimate = self.part(split, x, y, generator=generator, share=ALONE).completed(split)
+        return with_state(split, [(x, y)], estimate)
+
+    @property
+    def needs(self) -> PartNeeds:
+        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        return PartNeeds() if self.anchors.due else self.feedback.needs
+
+    def measured_rows(self, split: Split, x: Inputs) -> int | None:
+        """Return how many of the first rows a measurement takes; see :class:`~splitfg.estimators.SamplingEstimator`."""
+        return self.feedback.measured_rows(split, x)
+
+    def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
+        """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
         if not self.anchors.due:
-            return self.feedback(split, x, y, generator=generator)
+            return self.feedback.part(split, x, y, generator=generator, share=share)
         split = begin_step(split, x, y, generator, tangents=False)
         raise_if(["a trunk on a device has no backward pass"] if isinstance(split.trunk, TapedTrunk) else [])
         exact = replace(self.feedback, route=Transposed())
@@ -80,11 +96,17 @@ class AnchoredFeedback:
             u = head.u(0, tape.h, y)
             route = self._route
             swept = exact.sweep(split, tape, u, keep=route.read_places(tape))
-            change = route.aligned(tape, swept.kept, swept.deltas, u)
+            evidence = route.evidence(tape, swept.kept, swept.deltas, u)
             trunk, own = split.named_trunk_grads(swept.grads), head.result()
         norms = {"u": own.u.norm(), "trunk": norm(trunk, like=own.u), "head": norm(own.grads, like=own.u)}
         stats = Stats(trunk_backward=1, biased=True, norms=norms)
-        return with_state(split, [(x, y)], Estimate(own.loss, added(own.grads, trunk), stats, change))
+        return Partial(own.loss, added(own.grads, trunk), stats, products=evidence, complete=self._aligned)
+
+    def _aligned(self, split: Split, total: Partial) -> Estimate:
+        """Turn the maps by the evidence of all rows."""
+        with torch.no_grad():
+            change = self._route.aligned(total.products)
+        return total.updated(change).completed(split)
 
     def learned_state(self) -> dict[str, Stateful]:
         """Return the maps, and the count of steps."""

@@ -16,7 +16,7 @@ from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
-from splitfg.feedback import Feedback, LearnedMaps, UnchangedFeedback
+from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import added, norm
 from splitfg.sites import (
     Recorder,
@@ -102,7 +102,7 @@ class DirectPath:
     @property
     def needs(self) -> PartNeeds:
         """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return PartNeeds(row_noise=self._measures)
+        return PartNeeds(row_noise=self._measures or isinstance(self.feedback, NoiseControl))
 
     def part(
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share

@@ -78,6 +78,7 @@ class Partial:
         grads: Mean gradients over these rows, as far as they need no scores.
         stats: Statistics of this part. Scores have shape ``(K,)``, zero for tangents of other processes.
         sums: Sums over rows, which add up without weights.
+        products: Sums over rows of products of two gradients, each divided by N_r: they add up by (N_r / Σ_r N_r)².
         state_update: Change of learned state that all processes have computed alike.
         complete: Makes the estimate from the sum over all processes; by default it takes loss and gradients as they
             are.
@@ -87,6 +88,7 @@ class Partial:
     grads: Params
     stats: Stats
     sums: Params = field(default_factory=dict)
+    products: Params = field(default_factory=dict)
     state_update: Params = field(default_factory=dict)
     complete: Complete | None = field(default=None, repr=False)
 

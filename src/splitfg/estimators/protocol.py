@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from splitfg.compiled import Compile, whole, with_compiled_trunk
 from splitfg.splitting import Split
@@ -71,6 +72,26 @@ class MessagingEstimator(Estimator, Protocol):
 
     def before_replay(self, split: Split, generator: torch.Generator) -> None:
         """Do on the host what a replayed call leaves out; captured learners call it before every replay."""
+
+
+Measure: TypeAlias = Callable[[Inputs, Target], Tensor]
+"""Returns a vector of means over the rows that it is called with."""
+
+
+@runtime_checkable
+class SharingEstimator(Estimator, Protocol):
+    """An estimator that shares its rows with other processes, which must take the same steps."""
+
+    def mean_over_rows(self, split: Split, measure: Measure, x: Inputs, y: Target, count: int) -> Tensor:
+        """Average a measurement over the rows of all processes; a line search calls it before every step.
+
+        Args:
+            split: The network.
+            measure: Measures the rows of this process.
+            x: Inputs, as in a call of the estimator.
+            y: Target.
+            count: Length of the measurement, in all processes.
+        """
 
 
 def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> tuple[Split, Estimator]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
-from splitfg.feedback._map_rules import MapRule, Proximal
+from splitfg.feedback._map_rules import AlignedMaps, MapRule, Proximal
 from splitfg.feedback._responses import Noise, Response, white_noise
 from splitfg.feedback._route import Route, Shares, read_places
 from splitfg.numerics import widened
@@ -87,8 +87,18 @@ class Direct(Route):
         """Return the places that maps lead to."""
         return read_places(tape)
 
-    def aligned(self, tape: Tape, gradients: Mapping[int, Tensor], deltas: Mapping[int, Tensor], u: Tensor) -> Params:
-        """Return the change of the maps that true gradients ask for: one step of the rule with G = Σ over rows δᵀ g.
+    def aligned(self, evidence: Params) -> Params:
+        """Return the change of the maps that true gradients ask for, from the :meth:`evidence` of all rows."""
+        rule = self.rule
+        if not isinstance(rule, AlignedMaps):
+            raise SplitError([f"{rule!r} takes no true gradients: use AlignedMaps()"])
+        return {
+            name: rule.turned(self._map(name, (1, *found.shape), found), found[None])
+            for name, found in evidence.items()
+        }
+
+    def evidence(self, tape: Tape, gradients: Mapping[int, Tensor], deltas: Mapping[int, Tensor], u: Tensor) -> Params:
+        """Return G = Σ over rows δᵀ g for every map.
 
         Args:
             tape: The recorded pass.
@@ -98,16 +108,15 @@ class Direct(Route):
         """
         last = _last_layer(tape)
         delta = u if last is None else deltas[last]
-        rows, changes = widened(delta.flatten(_row_dims(tape)).flatten(0, -2)), {}
+        rows, found = widened(delta.flatten(_row_dims(tape)).flatten(0, -2)), {}
         for place, name in _readers(tape).items():
             if place not in gradients:
                 continue
             read = tape.operations[place].output
             g = gradients[place].expand(read.shape)
             g = g.flatten(2).sum(-1) if _is_image(tape, read, delta) else g.flatten(_row_dims(tape)).flatten(0, -2)
-            maps = self._map(name, (1, rows.shape[-1], g.shape[-1]), rows)
-            changes[name] = (self.rule or Proximal()).change(maps, widened(g)[None], rows[None])
-        return changes
+            found[name] = rows.mT @ widened(g)
+        return found
 
     def _predicted(self, tape: Tape, name: str, read: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         leading = rows.shape[:-1]

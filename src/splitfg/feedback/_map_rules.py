@@ -213,8 +213,11 @@ class AlignedMaps(FixedMaps):
 
     def change(self, maps: Tensor, e: Tensor, response: Tensor) -> Tensor:
         """Return the step."""
-        measured = response.mT @ e
-        tiny = torch.finfo(e.dtype).tiny
+        return self.turned(maps, response.mT @ e)
+
+    def turned(self, maps: Tensor, measured: Tensor) -> Tensor:
+        """Return the step towards measured Jacobians, shape ``(groups, n, m)`` as the maps."""
+        tiny = torch.finfo(measured.dtype).tiny
         length = maps.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
         toward = measured / measured.flatten(1).norm(dim=1).clamp_min(tiny)[:, None, None]
         own = maps / length

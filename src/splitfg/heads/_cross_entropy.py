@@ -39,6 +39,8 @@ class CrossEntropy(OutputLoss):
     """
 
     class_weights: Tensor | None
+    targets_elsewhere: bool
+    """Whether a batch may ignore all targets, because other processes have some; ``False`` unless a head sets it."""
 
     def __init__(
         self, *, ignore_index: int = -100, class_weights: Tensor | None = None, label_smoothing: float = 0.0
@@ -48,6 +50,7 @@ class CrossEntropy(OutputLoss):
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
+        self.targets_elsewhere = False
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def fold(self, target: Tensor, width: int) -> Tensor:  # noqa: ARG002 - a class index has no width
@@ -148,6 +151,8 @@ class CrossEntropy(OutputLoss):
 
     def _range_problems(self, width: int, counted: Tensor) -> list[str]:
         if counted.numel() == 0:
+            if self.targets_elsewhere:
+                return []
             return [f"every target is ignore_index ({self.ignore_index}), so the loss is 0/0: skip such batches"]
         low, high = int(counted.min()), int(counted.max())
         if low >= 0 and high < width:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splitfg.compiled import Compile
 from splitfg.errors import SplitError, raise_if
-from splitfg.estimators import Estimator, LearningEstimator, SplitFG, compiled
+from splitfg.estimators import Estimator, LearningEstimator, SharingEstimator, SplitFG, compiled
 from splitfg.estimators.protocol import Stateful
 from splitfg.hardware import DeviceTrunk
 from splitfg.learners.line_search import LineSearch
@@ -127,8 +127,12 @@ class GradientLearner:
         before = _inferences(self.split)
         if self.line_search is not None:
             inputs, target = self.split.unpack(x, y)
-            searched = begin_step(self._searched, inputs, target, generator, tangents=False)
-            self.line_search.advance(searched, inputs, target)
+            if isinstance(self.estimator, SharingEstimator):  # validates the rows of all processes itself
+                mean = partial(self.estimator.mean_over_rows, self._searched)
+                self.line_search.advance(self._searched, inputs, target, mean=mean)
+            else:
+                searched = begin_step(self._searched, inputs, target, generator, tangents=False)
+                self.line_search.advance(searched, inputs, target)
         estimate = self.estimate(x, y, generator=generator)
         if isinstance(self.estimator, LearningEstimator):
             self.estimator.update_state(self.split, estimate)

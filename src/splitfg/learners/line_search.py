@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
-from splitfg.learners.slopes import slopes_along
+from splitfg.estimators import Measure
+from splitfg.learners.slopes import Slope, slopes_along
 from splitfg.splitting import Role, Split
 from splitfg.types import Engine, Inputs, Params, Target
+
+MeanOverRows: TypeAlias = Callable[[Measure, Inputs, Target, int], Tensor]
+SlopesAlong: TypeAlias = Callable[[Sequence[Params]], Slope]
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,24 @@ class LineSearch:
         rho = self.rho.clone()
         return {"rho": rho} if rho.ndim == 0 else {f"rho/{i}": part for i, part in enumerate(rho.unbind())}
 
-    def advance(self, split: Split, x: Inputs, y: Target) -> None:
-        """Measure a batch along the waiting step, or along past ones, set rho, and take the step."""
+    def advance(self, split: Split, x: Inputs, y: Target, *, mean: MeanOverRows | None = None) -> None:
+        """Measure a batch along the waiting step, or along past ones, set rho, and take the step.
+
+        Args:
+            split: The network.
+            x: Inputs.
+            y: Target.
+            mean: Averages the measurement over processes with other rows.
+        """
         state, grouped = self._prepared(split), self._grouped(split)
+
+        def slopes(directions: Sequence[Params]) -> Slope:
+            return self._slopes(split, x, y, directions, mean)
+
         if self.horizon:
-            self._look_back(split, x, y, state)
+            self._look_back(split, slopes, state)
         else:
-            self._look_ahead(split, x, y, state, grouped)
+            self._look_ahead(slopes, state, grouped)
         params = dict(split.model.named_parameters())
         with torch.no_grad():
             for rho, names in zip(state["rho"], grouped, strict=True):
@@ -105,10 +120,24 @@ class LineSearch:
                     if self.horizon:
                         state[f"past/{n}"].mul_(self.horizon).addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
 
-    def _look_ahead(self, split: Split, x: Inputs, y: Target, state: Params, grouped: list[list[str]]) -> None:
+    def _slopes(
+        self, split: Split, x: Inputs, y: Target, directions: Sequence[Params], mean: MeanOverRows | None
+    ) -> Slope:
+        """Return descents and curvatures, of the rows of all processes if several share the batch."""
+        if mean is None:
+            return slopes_along(split, x, y, directions, engine=self.engine)
+        count = len(directions)
+
+        def measured(x: Inputs, y: Target) -> Tensor:
+            own = slopes_along(split, x, y, directions, engine=self.engine)
+            return torch.cat([own.descent, own.curvature.flatten()])
+
+        found = mean(measured, x, y, count + count**2)
+        return Slope(found[:count], found[count:].reshape(count, count))
+
+    def _look_ahead(self, measure: SlopesAlong, state: Params, grouped: list[list[str]]) -> None:
         """Set rho to the best scale of the waiting step."""
-        directions = [{n: state[f"step/{n}"] for n in names} for names in grouped]
-        slopes = slopes_along(split, x, y, directions, engine=self.engine)
+        slopes = measure([{n: state[f"step/{n}"] for n in names} for names in grouped])
         factor, diagonal = state["factor"], slopes.curvature.diagonal()
         diagonal.clamp_(min=0)
         found = {"descent": slopes.descent / factor, "curvature": slopes.curvature / factor**2}
@@ -116,11 +145,11 @@ class LineSearch:
             state[name].lerp_(value.to(state[name].dtype), 1 - self.beta)
         state["rho"].copy_(_minimiser(state["descent"], state["curvature"], self.cap))
 
-    def _look_back(self, split: Split, x: Inputs, y: Target, state: Params) -> None:
+    def _look_back(self, split: Split, measure: SlopesAlong, state: Params) -> None:
         """Set rho to the best scale of the waiting step at first, and later change it by the slope along past moves."""
         early = state["taken"] < _EARLY  # on the device: a captured step runs the same operations every time
         direction = {n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in self._names(split)}
-        slopes = slopes_along(split, x, y, [direction], engine=self.engine)
+        slopes = measure([direction])
         factor = torch.where(early, state["factor"], torch.ones_like(state["factor"]))
         for kind, weight in (("", early), ("past ", ~early)):
             share = (1 - self.beta) * weight
