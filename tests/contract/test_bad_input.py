@@ -359,8 +359,57 @@ def test_classes_in_the_second_dimension():
 @pytest.mark.filterwarnings("ignore:Complex modules")
 def test_complex_parameters():
     model = nn.Sequential(nn.Linear(3, 3).to(torch.complex64), nn.Linear(3, 2))
-    with pytest.raises(SplitError, match=r"0.weight, 0.bias are complex.*view_as_complex"):
+    with pytest.raises(SplitError, match=r"0.weight, 0.bias are complex.*torch.complex"):
         split(model)
+
+
+class Filter(nn.Module):
+    """Multiplies spectra by complex numbers, which a real parameter holds."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.scale, self.last, self.read = nn.Parameter(torch.randn(2, 2)), nn.Linear(3, 3, bias=False), read
+
+    def forward(self, x):
+        return self.last(torch.fft.irfft(torch.fft.rfft(x) * self.read(self.scale), n=3))
+
+
+def test_the_advice_for_complex_parameters():
+    x, y = rows(), classes(5, count=3)
+    model = Filter(lambda p: torch.complex(p[..., 0], p[..., 1]))
+    s = split(model)
+    found = ForwardGradient(2)(s, x, y, generator=generator()).stats.scores
+    nn.functional.cross_entropy(model(x), y).backward()
+    g = {name: p.grad for name, p in model.named_parameters()}
+    v = Gaussian().draw(Layout.of(s.trained_params()), 2, generator())
+    torch.testing.assert_close(found, v @ Layout.of(g).flatten(g))
+    with pytest.raises(SplitError, match=r"torch.complex\(p\[..., 0\], p\[..., 1\]\)"):
+        ForwardGradient(2)(split(Filter(torch.view_as_complex)), x, y, generator=generator())
+
+
+def test_expanded_parameters():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].weight = nn.Parameter(torch.ones(1, 3).expand(3, 3))
+    with pytest.raises(SplitError, match=r"entries of 0.weight share memory.*clone\(\)"):
+        split(model)
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    assert SplitFG(2)(split(model), rows(), classes(5, count=2), generator=generator()).grads
+
+
+def test_a_model_that_returns_a_dict():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            h = self.first(x).tanh()
+            return {"scores": {"all": [self.last(h)]}, "norm": h.norm()}
+
+    with pytest.raises(SplitError, match=r"returned\['scores'\] or returned\['norm'\]"):
+        SplitFG(1)(split(Named()), rows(), classes(5, count=2), generator=generator())
+    s = split(Named(), output=lambda returned: returned["scores"]["all"][0])
+    assert SplitFG(1)(s, rows(), classes(5, count=2), generator=generator()).grads
 
 
 def test_scores_under_autocast_are_summed_in_float32():

@@ -36,7 +36,7 @@ REFUSED = {
     "residual_custom_op": "tripled.default has a backward rule and no forward-mode rule",
     "no_grad_scale": "a tangent passes through torch.no_grad()",
     "sampled": "grid_sampler_2d has no forward-mode rule",
-    "reversal": "backward rules of Reversal do not belong to their forward-mode rules",
+    "reversal": "the backward of Reversal is not the transpose of its jvp",
     "checkpointed_reentrant": "use_reentrant=False",
     "packed": "pack_padded_sequence",
     "bags": "_embedding_bag has no forward-mode rule",

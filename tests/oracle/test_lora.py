@@ -4,10 +4,20 @@ import copy
 
 import pytest
 import torch
+from _state import state_of
 from _toolkit import generator
 from torch.utils.flop_counter import FlopCounterMode
 
-from splitfg import ActivityFG, Backprop, ForwardGradient, LearnedFeedback, SplitFG, split
+from splitfg import (
+    ActivityFG,
+    Backprop,
+    CheckpointedBackprop,
+    ForwardGradient,
+    LearnedFeedback,
+    SplitError,
+    SplitFG,
+    split,
+)
 from splitfg.tangents import Gaussian, Layout
 
 peft = pytest.importorskip("peft")
@@ -101,3 +111,55 @@ def test_learned_feedback_reaches_all_adapters():
     found = estimator(s, x, y, generator=draws).grads
     far = torch.stack([(found[n] - grads[n]).norm() for n in grads]).norm()
     assert float(far) <= 0.1 * float(torch.stack([g.norm() for g in grads.values()]).norm())
+
+
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 30, "n_positions": 16, "bos_token_id": 0}
+
+
+def prompted(kind):
+    """A model with learned prompts, or a learned prefix, and a batch."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 30, (3, 5))
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    if kind == "encoded":
+        config = peft.PromptEncoderConfig(task_type="SEQ_CLS", num_virtual_tokens=2, encoder_hidden_size=8)
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**BERT, num_labels=3))
+        return peft.get_peft_model(model, config).eval(), {**batch, "labels": torch.tensor([0, 1, 2])}
+    settings = peft.PrefixTuningConfig if kind == "prefix" else peft.PromptTuningConfig
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, eos_token_id=0))
+    adapted = peft.get_peft_model(model, settings(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    return adapted.eval(), {**batch, "labels": tokens}
+
+
+@pytest.mark.parametrize("kind", ["prompt", "encoded", "prefix"])
+def test_learned_prompts(kind):
+    """Virtual tokens come before the labels, and the readout is the model's own layer, not peft's."""
+    model, batch = prompted(kind)
+    untouched = copy.deepcopy(model)
+    untouched(**batch).loss.backward()
+    grads = {n: p.grad for n, p in untouched.named_parameters() if p.requires_grad}
+    s = split(model)
+    before = state_of(model)
+    x, y = s.unpack(batch)
+    assert state_of(model) == before  # classifiers store their problem_type when they get labels
+    found = Backprop()(s, x, y).grads
+    assert set(found) == set(grads)
+    for name, g in grads.items():
+        torch.testing.assert_close(found[name], g, rtol=1e-4, atol=1e-6)
+    assert SplitFG(2)(s, x, y, generator=generator()).grads
+
+
+def test_a_checkpointed_block_that_adds_to_a_cache():
+    model, batch = prompted("prefix")
+    s = split(model)
+    with pytest.raises(SplitError, match="a checkpointed block fails when it runs again"):
+        CheckpointedBackprop()(s, *s.unpack(batch))
+
+
+def test_learned_feedback_through_an_empty_cache():
+    """``torch.cat`` skips the empty tensor that a cache of keys starts with."""
+    model, batch = prompted("prefix")
+    s = split(model)
+    assert LearnedFeedback()(s, *s.unpack(batch), generator=generator()).grads

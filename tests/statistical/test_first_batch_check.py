@@ -57,11 +57,8 @@ def network(seed, factor):
     return Split(nn.Sequential(*layers), LinearHead(nn.Linear(width, 3))), torch.randn((1, 4, 32)[seed % 3], 6)
 
 
-@pytest.mark.parametrize(("factor", "fewest", "most"), [(1.0, 0, 0), (1.05, 48, 60), (0.0, 57, 60)])
+@pytest.mark.parametrize(("factor", "fewest", "most"), [(1.0, 0, 0), (1.05, 59, 60), (0.0, 60, 60)])
 def test_alarms(factor, fewest, most):
-    """Alarms among 60 networks in float32: none for right derivatives, most for one branch that is 5% wrong.
-
-    The rest are networks in which the branch moves h by little: differences below 1% pass as rounding.
-    """
+    """Alarms among 60 networks in float32: none for right derivatives, nearly all for one branch that is 5% wrong."""
     alarms = sum(bool(tangent_problems(*network(seed, factor), ForwardMode())) for seed in range(NETWORKS))
     assert fewest <= alarms <= most

@@ -2,16 +2,8 @@
 
 from splitfg.calling._call import Places, call, eager_parts, places_of
 from splitfg.calling._effects import Following, Observed, Traits
-from splitfg.calling._restore import (
-    ForwardState,
-    RandomState,
-    drawing_from,
-    forward_state,
-    preserved,
-    random_state,
-    restored,
-    same_generators,
-)
+from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
+from splitfg.calling._restore import ForwardState, forward_state, preserved, restored
 
 __all__ = [
     "Following",

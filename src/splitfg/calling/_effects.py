@@ -21,10 +21,12 @@ class Traits:
     Attributes:
         random: Whether it draws from torch's global generators, as dropout does.
         stateful: Whether it changes attributes or buffers, as batch norm does.
+        foreign: Names of the global generators outside of torch whose states it changes, such as NumPy's.
     """
 
     random: bool = False
     stateful: bool = False
+    foreign: tuple[str, ...] = ()
 
 
 class Following(nn.Module, ABC):

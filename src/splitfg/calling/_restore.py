@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from splitfg.calling._effects import Observed, modules_of
+from splitfg.calling._generators import same_generators
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
@@ -38,46 +39,13 @@ def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[No
 
 @contextmanager
 def preserved(*parts: nn.Module) -> Iterator[None]:
-    """Restore modules as :func:`restored` does, and the values of all their buffers and torch's global generators."""
+    """Restore modules as :func:`restored` does, and the values of all their buffers and the global generators."""
     snapshot = _Snapshot(parts, None)
     with same_generators():
         try:
             yield
         finally:
             snapshot.restore()
-
-
-RandomState: TypeAlias = tuple[Tensor, "list[Tensor] | None"]
-"""States of torch's global generators: on the CPU, and on every GPU if CUDA is in use."""
-
-
-def random_state() -> RandomState:
-    """Return the states of torch's global generators."""
-    with torch._C._DisableFuncTorch():
-        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-
-@contextmanager
-def drawing_from(state: RandomState) -> Iterator[None]:
-    """Let torch's global generators go on from a state, and restore them afterwards."""
-    with same_generators():
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.cuda.set_rng_state_all(state[1])
-        yield
-
-
-@contextmanager
-def same_generators() -> Iterator[None]:
-    """Restore torch's global generators."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from splitfg.estimators._settings import ReverseSettings
 from splitfg.estimators._state import with_state
 from splitfg.numerics import added, each_its_own, norm
 from splitfg.splitting import Batch, ForwardOnlyTrunk, Role, Split, names_of, original, parts, replaced, submodule
-from splitfg.splitting.checks import begin_step, check_h, check_loss
+from splitfg.splitting.checks import begin_step, check_h, check_loss, warn_unreached
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -149,8 +149,12 @@ class _Reverse:
     def _grads(self, output: Tensor, leaves: Params, u: Tensor | None) -> Params:
         if not leaves:
             return {}
+        if not output.requires_grad:
+            warn_unreached()
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         wanted = list(leaves.values())
-        with self.twin.restored(), _explained():  # checkpointed blocks run once more, with effects on their state
+        # checkpointed blocks run once more, with effects on their state
+        with self.twin.restored(), _explained(checkpointed=self.twin is not self.split):
             grads = torch.autograd.grad(output, wanted, u, allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, each_its_own(grads), strict=True))
 
@@ -163,14 +167,24 @@ class _Reverse:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(*, checkpointed: bool) -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
-        raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
+        if "use_reentrant" in str(error):
+            words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
+            raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
+        if checkpointed:
+            raise SplitError([f"a checkpointed block fails when it runs again ({error}): {_RUNS_TWICE}"]) from error
+        raise
+
+
+_RUNS_TWICE = (
+    "it may change its arguments, such as a cache of keys and values. Name other blocks with blocks=..., or use"
+    " Backprop()"
+)
 
 
 def _check_reverse(split: Split) -> None:

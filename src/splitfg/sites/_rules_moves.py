@@ -123,6 +123,7 @@ def _getitem(operation: Operation, delta: Tensor) -> Pulled:
 @rule("cat", "concat", inputs=False, output=False)
 def _cat(operation: Operation, delta: Tensor) -> Pulled:
     parts, dim = argument(operation, 0, "tensors", ()), argument(operation, 1, "dim", 0)
+    parts = [p for p in parts if p.shape != (0,)]  # torch.cat skips these, such as a cache before the first key
     yield from zip(parts, delta.split([p.shape[dim] for p in parts], dim), strict=True)
 
 

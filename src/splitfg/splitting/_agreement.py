@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -39,12 +39,19 @@ def disagreement(
     if not isinstance(returned, Tensor):
         return (
             f"the model returns a {type(returned).__name__}, not its outputs alone: name them with"
-            " split(model, output=lambda returned: ...), such as returned.logits or returned[0]"
+            f" split(model, output=lambda returned: ...), such as {_example_of(returned)}"
         )
     readout = _readout_name(model, head)
     if not _same(returned, predict, x) or (isinstance(head, LinearHead) and not _made_by(readout, returned, made)):
         return _what_differs(readout, returned, made, traced=interface.unpack is without_labels)
     return None if returned.ndim > 1 else _squeezed(returned)
+
+
+def _example_of(returned: Any) -> str:
+    """Return code that reads one entry of a model's return value."""
+    if isinstance(returned, Mapping) and returned:
+        return " or ".join(f"returned[{key!r}]" for key in list(returned)[:3])
+    return "returned[0]" if isinstance(returned, tuple | list) else "returned.logits"
 
 
 def _returned_and_made(model: nn.Module, x: Inputs, interface: Interface) -> tuple[Any, Made]:

@@ -13,14 +13,19 @@ from torch.overrides import TorchFunctionMode
 
 from splitfg.errors import shorten
 from splitfg.splitting._graph import custom_functions
+from splitfg.splitting._lost_tangents import OF_HOOKS, wrong_rules
 from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params
 
-# Relative difference of the two inner products that rounding explains.
-_ERROR = {torch.float64: 1e-6, torch.float32: 1e-2}
-_NARROW_ERROR = 0.3
-_OF_HOOKS = "BackwardHookFunction"
+
+def warn_unreached() -> None:
+    """Warn that no trained parameter of the trunk has an effect on h."""
+    warnings.warn(
+        "h depends on none of the trunk's trained parameters in this batch, so that their gradient is zero: check which"
+        " parameters require a gradient, and call unmerge_adapter() if adapters of peft are merged",
+        stacklevel=2,
+    )
 
 
 def warn_of_hooks(split: Split, x: Inputs) -> list[str]:
@@ -44,34 +49,19 @@ def warn_of_hooks(split: Split, x: Inputs) -> list[str]:
     return []
 
 
-def rule_problems(split: Split, x: Inputs, v: Params, dh: Tensor) -> list[str]:
-    """List functions with a backward rule of their own that is not the transpose of their forward-mode rule.
+def rule_problems(split: Split, x: Inputs, v: Params, dtype: torch.dtype) -> list[str]:
+    """List modules with a ``torch.autograd.Function`` whose backward is not the transpose of its jvp.
 
-    Compares <c, J v> with <Jᵀ c, v> for one random c, by one reverse pass, and only if the trunk calls a
-    ``torch.autograd.Function``.
+    Makes a pass without saved tensors, and compares modules one by one only if the trunk calls such a function.
 
     Args:
         split: The network.
         x: Inputs.
         v: Direction, by parameter name.
-        dh: J v, flat.
+        dtype: Precision of the computation.
     """
     h, _ = _graph(split, x)
-    names = sorted(custom_functions(h) - {_OF_HOOKS})
-    if not names:
-        return []
-    del h
-    size = dh.double().norm()
-    c = torch.randn(dh.shape, generator=torch.Generator().manual_seed(1)).to(dh.device, torch.float64)
-    c = dh.double() + c * (size / c.norm())
-    forward, backward = float((c * dh.double()).sum()), _backward(split, x, v, c)
-    if abs(forward - backward) <= _ERROR.get(dh.dtype, _NARROW_ERROR) * float(c.norm() * size):
-        return []
-    return [
-        f"the backward rules of {', '.join(names)} do not belong to their forward-mode rules: <c, J v> is {forward:.3g}"
-        f" and <Jᵀ c, v> is {backward:.3g}, so that estimates would differ from backprop. Give the function a jvp that"
-        " is the transpose of its backward, or, to train with J·v as it is, pass check=False to split() or Split()"
-    ]
+    return wrong_rules(split, x, v, dtype) if custom_functions(h) - {OF_HOOKS} else []
 
 
 def whole_problems(split: Split, x: Inputs, v: Params, dh: Tensor, measured: Tensor) -> list[str]:

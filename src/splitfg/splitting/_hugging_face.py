@@ -41,8 +41,16 @@ def interface_of(model: nn.Module) -> Interface:
     return Interface(
         output=partial(_logits, kind=type(base).__name__),
         constants={"use_cache": False} if _may_cache(base) else {},
-        unpack=partial(_unpacked, base),
+        unpack=partial(_unpacked, base, virtual=_virtual_tokens(model)),
     )
+
+
+def _virtual_tokens(model: nn.Module) -> int:
+    """Return the number of positions that prompts of peft add in front of a sequence; prefixes add none."""
+    config: Any = getattr(model, "active_peft_config", None)
+    if not getattr(config, "is_prompt_learning", False) or "PREFIX" in str(config.peft_type):
+        return 0
+    return int(config.num_virtual_tokens)
 
 
 def _may_cache(model: nn.Module) -> bool:
@@ -59,7 +67,8 @@ def classifier_name(model: nn.Module) -> str | None:
     base = base_model(model)
     inner: Any = getattr(base, "base_model", base)
     inside = set() if inner is base else set(inner.modules())
-    names = [name for name, layer in linears(model).items() if layer not in inside]
+    outside = set(base.modules()) - inside  # without the modules that peft adds
+    names = [name for name, layer in linears(model).items() if layer in outside]
     return names[-1] if names and inside else None
 
 
@@ -144,8 +153,14 @@ def _logits(returned: Any, kind: str) -> Tensor:
     return logits
 
 
-def _unpacked(model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Target]:
-    """Return inputs and target of a batch with labels, as the model's own loss uses them."""
+def _unpacked(model: nn.Module, batch: Mapping[str, Any], *, virtual: int = 0) -> tuple[dict[str, Any], Target]:
+    """Return inputs and target of a batch with labels, as the model's own loss uses them.
+
+    Args:
+        model: The model, without adapters.
+        batch: The batch.
+        virtual: Positions without labels in front of every sequence.
+    """
     inputs, labels = without_labels(batch)
     if getattr(model.config, "is_encoder_decoder", False):
         taken = "decoder_input_ids" in inspect.signature(model.forward).parameters
@@ -153,6 +168,8 @@ def _unpacked(model: nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Any
         if generates and not any(name in inputs for name in ("decoder_input_ids", "decoder_inputs_embeds")):
             inputs["decoder_input_ids"] = _shifted_right(model, labels)
         return inputs, labels
+    if virtual and labels.ndim > 1:
+        labels = torch.cat([labels.new_full((*labels.shape[:-1], virtual), IGNORED), labels], dim=-1)
     return inputs, _next_tokens(labels) if _predicts_next(model) else labels
 
 

@@ -47,6 +47,13 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
         )
     if "Sparse" in message:
         return SplitError([_SPARSE])
+    if "divisible by 2" in message:
+        return SplitError(
+            [
+                "torch.view_as_complex does not take tangents, which lie at odd places in memory: use"
+                " torch.complex(p[..., 0], p[..., 1]) instead"
+            ]
+        )
     if not any(words in message for words in ("forward AD", "forward mode AD", "functorch", "vmap")):
         return None
     found = operator_problems(split, x) or _batching_problems(message)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,11 +52,23 @@ _CURE = (
 def _own_loss(model: nn.Module, batch: Mapping[str, Any], state: Any) -> Tensor | None:
     """Return the loss that the model computes by itself; ``None`` if there is none, or if it raises."""
     try:
-        with torch.no_grad(), drawing_from(state):
+        with torch.no_grad(), drawing_from(state), _same_config(model):
             own: Any = getattr(model(**batch), "loss", None)
     except Exception:  # the validation of the first batch reports what is wrong with it
         return None
     return own if isinstance(own, Tensor) and own.numel() == 1 and bool(own.isfinite()) else None
+
+
+@contextmanager
+def _same_config(model: nn.Module) -> Iterator[None]:
+    """Restore the config of a model: classifiers store their ``problem_type`` in it when they get labels."""
+    config = vars(getattr(model, "config", nn.Module()))
+    before = config.copy()
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)
 
 
 def _precise(model: nn.Module) -> bool:

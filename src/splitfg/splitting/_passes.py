@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, same_generators
+from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, random_state, same_generators
 from splitfg.types import Inputs, Params
 
 
@@ -90,16 +90,16 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
         run: Runs the pass.
     """
     with torch.no_grad(), same_generators(), same_parameters(parts):
-        before = _generator_states()
+        before = random_state()
         state = forward_state(parts, None, run)
-        random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+        after = random_state()
     strangers = observed.add(parts, [tensor for tensor, _ in state.values])
     problems = [
         f"the forward pass writes in place to {what}, a tensor that is not registered: use register_buffer, so that"
         " estimates can run several passes on copies of it"
         for what in strangers
     ]
-    return Traits(random, bool(state)), problems
+    return Traits(not before.same_in_torch(after), bool(state), before.changed_elsewhere(after)), problems
 
 
 def written_inputs(copies: Inputs) -> list[str]:
@@ -119,11 +119,6 @@ def same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
         for p, version, value in kept.values():
             if p._version != version:
                 p.data.copy_(value)
-
-
-def _generator_states() -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return states + (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
 
 @contextmanager

@@ -391,9 +391,15 @@ class Split:
         if numbers:
             found.append(
                 f"{shorten(numbers)} are complex, and tangents and gradients are real: hold real numbers of shape"
-                " (..., 2) as the parameter, and use torch.view_as_complex in forward()"
+                " (..., 2) as the parameter p, and use torch.complex(p[..., 0], p[..., 1]) in forward()"
             )
             return found
+        expanded = [n for n, p in trained.items() if any(_repeats(p))]
+        if expanded:
+            found.append(
+                f"entries of {shorten(expanded)} share memory, as those of an expanded tensor do, so that no optimizer"
+                " can write to them: hold a copy, nn.Parameter(p.clone()), or expand a smaller parameter in forward()"
+            )
         kinds = [
             ("trunk's parameters have mixed dtypes", {str(p.dtype) for p in trunk.values()}),
             ("head's parameters have mixed dtypes", {str(p.dtype) for p in head.values()}),
@@ -404,6 +410,11 @@ class Split:
                 cure = "convert those with requires_grad to one with p.data = p.data.to(...)"
                 found.append(f"the {what} ({', '.join(sorted(mixed))}): {cure}")
         return found
+
+
+def _repeats(p: Tensor) -> Iterator[bool]:
+    """Yield for every dimension whether its entries share memory."""
+    return (size > 1 and stride == 0 for size, stride in zip(p.shape, p.stride(), strict=True))
 
 
 def require_split(split: object) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.splitting._backward_rules import rule_problems, whole_problems
-from splitfg.splitting._differences import DifferentPassError, Slope, measured, measured_in_double
-from splitfg.splitting._lost_tangents import lost_tangents, without_graph
+from splitfg.splitting._audit import dropped
+from splitfg.splitting._backward_rules import rule_problems, warn_unreached, whole_problems
+from splitfg.splitting._differences import DifferentPassError, Line, Slope, measured, measured_in_double
+from splitfg.splitting._duals import without_graph
+from splitfg.splitting._lost_tangents import lost_tangents
 from splitfg.splitting._split import Split
 from splitfg.types import Engine, Inputs, Params
 
 # Parameters of trunks that the validation copies to float64, half a gibibyte.
 _LARGEST_COPY = 2**26
+# Relative difference of h in float32 and in float64 that rounding explains, TF32 included.
+_SAME = 1e-2
 
 
 def tangent_problems(split: Split, x: Inputs, engine: Engine) -> list[str]:
@@ -27,6 +35,9 @@ def tangent_problems(split: Split, x: Inputs, engine: Engine) -> list[str]:
     ``torch.autograd.Function``. Straight-through functions, whose forward and backward rules agree with each other,
     pass, and functions whose two rules disagree do not.
 
+    Then watches every operator in one more pass, and compares every ``torch.autograd.Function`` with its own backward:
+    these find errors that change h by less than a finite difference resolves.
+
     Stores no activations, so that memory does not grow with depth; constants are stored for the perturbed passes.
 
     Args:
@@ -37,28 +48,82 @@ def tangent_problems(split: Split, x: Inputs, engine: Engine) -> list[str]:
     params = split.trunk_params()
     if not params:
         return []
-    f, v = without_graph(split, x), direction(params)
-
-    def line(t: float) -> Tensor:
-        return f({name: p + t * v[name] for name, p in params.items()}).flatten().double()
-
-    try:
-        with torch.enable_grad():
-            h, dh = engine(f, params, {name: tangent.unsqueeze(0) for name, tangent in v.items()})
-            dtype = max((h.dtype, *(p.dtype for p in params.values())), key=lambda d: torch.finfo(d).eps)
-            dh = dh.flatten()
-            del h
-            slope = _in_double(split, x, v) if dtype == torch.float32 else None
-            slope = measured(line, dtype) if slope is None else slope
-            if slope is None or slope.agrees(dh):
-                return rule_problems(split, x, v, dh)
-            return lost_tangents(split, x, v, dtype) or whole_problems(split, x, v, dh, slope.central)
-    except (NotImplementedError, RuntimeError, DifferentPassError):
-        return []  # the estimator's own pass explains operators without a forward-mode rule
+    v = direction(params)
+    tangents = {name: tangent.unsqueeze(0) for name, tangent in v.items()}
+    with torch.enable_grad():
+        try:
+            h, dh = engine(without_graph(split, x), params, tangents)
+        except (NotImplementedError, RuntimeError):
+            return []  # the estimator's own pass explains operators without a forward-mode rule
+        dtype = max((h.dtype, *(p.dtype for p in params.values())), key=lambda d: torch.finfo(d).eps)
+        pushed = _Pushed(split, x, v, h, dh.flatten(), dtype)
+        del h, dh
+        return _first_found([pushed.difference_problems, pushed.audit_problems, pushed.rule_problems])
 
 
-def _in_double(split: Split, x: Inputs, v: Params) -> Slope | None:
-    """Measure the slope in float64; ``None`` if the trunk cannot compute in it, or is too large for a copy."""
+def _first_found(searches: Sequence[Callable[[], list[str]]]) -> list[str]:
+    """Return the problems of the first search that finds any; a search that cannot run finds none."""
+    for search in searches:
+        with suppress(NotImplementedError, RuntimeError, DifferentPassError):
+            found = search()
+            if found:
+                return found
+    return []
+
+
+@dataclass(frozen=True, eq=False)
+class _Pushed:
+    """J·v of a trunk for one v, to be validated.
+
+    Attributes:
+        split: The network.
+        x: Inputs.
+        v: Direction, by parameter name.
+        h: Representation.
+        dh: J v, flat.
+        dtype: The narrowest precision of the computation.
+    """
+
+    split: Split
+    x: Inputs
+    v: Params
+    h: Tensor
+    dh: Tensor
+    dtype: torch.dtype
+
+    def difference_problems(self) -> list[str]:
+        """Compare J v with a finite difference."""
+        slope = _in_double(self.split, self.x, self.v, self.h) if self.dtype == torch.float32 else None
+        slope = measured(self._line(), self.dtype) if slope is None else slope
+        if slope is None or slope.agrees(self.dh):
+            if slope is not None and not bool(self.dh.any()) and not bool(slope.central.any()):
+                warn_unreached()
+            return []
+        found = lost_tangents(self.split, self.x, self.v, self.dtype)
+        return found or whole_problems(self.split, self.x, self.v, self.dh, slope.central)
+
+    def audit_problems(self) -> list[str]:
+        """Watch every operator in one more pass."""
+        return dropped(self.split, self.x, self.v, self.dh)
+
+    def rule_problems(self) -> list[str]:
+        """Compare every ``torch.autograd.Function`` with its own backward."""
+        return rule_problems(self.split, self.x, self.v, self.dtype)
+
+    def _line(self) -> Line:
+        f, params = without_graph(self.split, self.x), self.split.trunk_params()
+
+        def line(t: float) -> Tensor:
+            return f({name: p + t * self.v[name] for name, p in params.items()}).flatten().double()
+
+        return line
+
+
+def _in_double(split: Split, x: Inputs, v: Params, h: Tensor) -> Slope | None:
+    """Measure the slope in float64; ``None`` if the trunk cannot compute the same in it, or is too large for a copy.
+
+    A trunk that draws noise gets other numbers in float64.
+    """
     params = split.all_trunk_params()
     if sum(p.numel() for p in params.values()) > _LARGEST_COPY:
         return None
@@ -71,6 +136,9 @@ def _in_double(split: Split, x: Inputs, v: Params) -> Slope | None:
         return h.flatten()
 
     try:
+        size = h.double().norm()
+        if not bool((line(0.0) - h.flatten()).norm() <= _SAME * size):
+            return None
         return measured_in_double(line)
     except (NotImplementedError, RuntimeError, TypeError, DifferentPassError):
         return None

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from splitfg.calling import Traits, preserved
 from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
-from splitfg.splitting._backward_rules import warn_of_hooks
+from splitfg.splitting._backward_rules import warn_of_hooks, warn_unreached
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
-from splitfg.splitting._lost_tangents import without_graph
+from splitfg.splitting._duals import without_graph
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import same_parameters, skip_checks
 from splitfg.splitting._split import FIRST_BATCH, HOOKS, Split, require_split
@@ -30,6 +30,7 @@ __all__ = [
     "check_loss",
     "has_rows",
     "skip_checks",
+    "warn_unreached",
 ]
 
 _RANDOM = (
@@ -251,16 +252,34 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
             " or a stored result, where an estimate cannot replace them: read parameters in forward() as attributes of"
             " the module that registers them"
         ]
-    if not torch.allclose(h, split.h(x), rtol=1e-4, atol=1e-6, equal_nan=True):
-        return [
-            "the trunk is random: it returns another h for the same inputs, so that h and J·v would come from different"
-            " functions. Draw random numbers from torch's global generator, whose state a step fixes, or remove them"
-        ]
+    sources = _traits(split, x).foreign
+    # a draw that decides whether to skip a layer may come out the same twice
+    if not all(_same(h, split.h(x)) for _ in range(8 if sources else 1)):
+        return [_changing(sources)]
     if next(split.head.buffers(), None) is not None:
         with suppress(Exception):  # check_h explains why h does not fit the head
             split.head.predict(h)  # shows which buffers the head writes to in place
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
+
+
+def _same(h: Tensor, again: Tensor) -> bool:
+    return h.shape == again.shape and torch.allclose(h, again, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _changing(sources: Sequence[str]) -> str:
+    """Word the problem of a trunk that returns another h for the same inputs."""
+    words = "the trunk returns another h for the same inputs, so that h and J·v would come from different functions"
+    if sources:
+        return (
+            f"{words}: it draws random numbers from {' and '.join(sources)}. Draw them from torch's global generators,"
+            " whose state a step fixes, switch them off (such as apply_spec_augment=False in the config of a speech"
+            " model of transformers), or call .eval() on the model"
+        )
+    return (
+        f"{words}: it is random, or its state lies elsewhere than in attributes and buffers of modules. Draw random"
+        " numbers from torch's global generators, whose state a step fixes, and hold state in buffers"
+    )
 
 
 def _read_elsewhere(split: Split, h: Tensor) -> list[str]:
