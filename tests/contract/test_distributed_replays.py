@@ -113,7 +113,7 @@ def test_a_log_of_scores_rebuilds_the_trunk_bit_for_bit(crew, tmp_path, clip):
     for own in trunks:
         assert all(torch.equal(own[n], p) for n, p in split.trunk_params().items())
     header = (tmp_path / "scores").read_bytes().split(b"\n")[:2]
-    assert (tmp_path / "scores").stat().st_size == sum(len(line) + 1 for line in header) + 7 * 4 * (4 + 1)
+    assert (tmp_path / "scores").stat().st_size == sum(len(line) + 1 for line in header) + 7 * 4 * (4 + 2)
 
 
 def test_a_log_of_another_beginning_is_an_error(tmp_path):

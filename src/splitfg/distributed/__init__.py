@@ -5,7 +5,8 @@ from splitfg.distributed._estimator import DistributedEstimator
 from splitfg.distributed._local_heads import LocalHeads
 from splitfg.distributed._ranks import Ranks
 from splitfg.distributed._replicas import check_replicas
-from splitfg.distributed._scores import ScoreLog, gradient_from_scores, replay
+from splitfg.distributed._score_log import ScoreLog
+from splitfg.distributed._scores import gradient_from_scores, replay
 from splitfg.distributed._sharded_head import ShardedHead
 from splitfg.distributed._staged_pull import StagedPull
 from splitfg.errors import LostRankError

@@ -105,8 +105,10 @@ class CapturedLearner:
         self._rates: DeviceRates
         self._replays: dict[_Kind, Replay[StepStats]] = {}
         self._generator: torch.Generator | None = None
-        if device.type == "cuda" and not self._capturable:
+        if device.type == "cuda" and learner.log is None and not self._capturable:
             warnings.warn("messages of gloo cannot be captured: steps run without a CUDA graph; use NCCL", stacklevel=2)
+        if device.type == "cuda" and learner.log is not None:
+            warnings.warn("a CUDA graph cannot call log: steps run without one", stacklevel=2)
         self._start()
 
     @property
@@ -212,7 +214,8 @@ class CapturedLearner:
     @property
     def _capturable(self) -> bool:
         estimator = self._fast.estimator
-        return not isinstance(estimator, MessagingEstimator) or estimator.capturable
+        silent = not isinstance(estimator, MessagingEstimator) or estimator.capturable
+        return silent and self._eager.log is None
 
     def _random(self) -> bool:
         """Whether the network draws random numbers."""
