@@ -17,7 +17,7 @@ KILLS = 10
 
 
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    config = TinyConfig(steps=500, pause_s=0.004, checkpoint_every=3, log_every=7, evaluate_every=10)
+    config = TinyConfig(steps=250, pause_s=0.004, checkpoint_every=3, log_every=7, evaluate_every=10)
     straight, killed = make_folder(tmp_path / "a", config), make_folder(tmp_path / "b", config)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tiny.kill", str(straight.path), str(killed.path), str(KILLS)]
