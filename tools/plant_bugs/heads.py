@@ -43,7 +43,7 @@ BUGS = (
     ),
     Bug(
         "tied table left out under INCLUDE",
-        "splitting/_split.py",
+        "splitting/_parameters.py",
         "[Role.TIED] if self.tied is Tied.INCLUDE else []",
         "[]",
         (f"{BASIS}::test_tied_table",),
@@ -57,7 +57,7 @@ BUGS = (
     ),
     Bug(
         "lookup of a tied table trained against its policy",
-        "splitting/_split.py",
+        "splitting/_parameters.py",
         "return {name: g for name, g in found.items() if name in wanted}",
         "return found",
         ("tests/oracle/test_feedback.py::test_a_tied_table_is_looked_up_untrained_under_exclude",),

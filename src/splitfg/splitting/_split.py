@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
-from splitfg.errors import SplitError, raise_if, shorten
+from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
@@ -21,10 +21,10 @@ from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._own_loss import own_loss_problems
-from splitfg.splitting._padding import constant_padding, padded_tables, still_rows
+from splitfg.splitting._padding import constant_padding, padded_tables
+from splitfg.splitting._parameters import SplitParameters
 from splitfg.splitting._passes import Passes, observe, skip_checks, written_inputs
-from splitfg.splitting._replace import names_of
-from splitfg.splitting._roles import Role, Tied, policy
+from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
 
@@ -41,7 +41,7 @@ OWN_LOSS = "own loss"
 """Key of the comparison of the loss with the one that the model computes from labels."""
 
 
-class Split:
+class Split(SplitParameters):
     """A trunk, x ↦ h, and a head, h ↦ loss.
 
     A split shares the modules' parameters and copies nothing. ``split.model`` owns all of them, and its parameter
@@ -82,13 +82,8 @@ class Split:
         check: bool = True,
     ) -> None:
         raise_if(part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
-        self.trunk, self.head, self.tied, self.check = trunk, head, policy(tied), check
-        self.interface = interface or Interface()
-        self.model = model if model is not None else Joined(trunk, head)
-        self._trunk_names, self._trunk_places = names_of(trunk, self.model), places_of(trunk)
-        self._head_names = names_of(head, self.model)
-        self._of_trunk, self._of_head = set(self._trunk_names.values()), set(self._head_names.values())
-        raise_if(self._problems())
+        super().__init__(trunk, head, tied, model)
+        self.check, self.interface, self._trunk_places = check, interface or Interface(), places_of(trunk)
         self._validated: set[tuple[Hashable, tuple[bool, ...]]] = set()
         self._passes = Passes(getattr(head, "observed", None) or Observed())
         self._source: Split | None = None
@@ -96,19 +91,6 @@ class Split:
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
         return f"Split({', '.join(f'{k}={v:,}' for k, v in counts.items() if v)})"
-
-    @property
-    def roles(self) -> dict[str, Role]:
-        """The role of every parameter of the model, in the model's order."""
-        return {name: self._role(name, p) for name, p in self.model.named_parameters()}
-
-    def _role(self, name: str, p: Tensor) -> Role:
-        in_trunk, in_head = name in self._of_trunk, name in self._of_head
-        if not p.requires_grad or not (in_trunk or in_head):
-            return Role.FROZEN
-        if in_trunk and in_head:
-            return Role.TIED
-        return Role.TRUNK if in_trunk else Role.HEAD
 
     def training_flags(self) -> tuple[bool, ...]:
         """Return ``training`` of every module of the trunk, the head and the model."""
@@ -246,48 +228,6 @@ class Split:
             if isinstance(module, nn.Module):
                 module(h)
 
-    def count(self, *roles: Role) -> int:
-        """Count the numbers that the parameters with these roles hold."""
-        held = self.roles
-        return sum(p.numel() for name, p in self.model.named_parameters() if held[name] in roles)
-
-    def trunk_params(self) -> Params:
-        """Return the parameters that tangents perturb: the trunk's trained ones, and tied ones under ``INCLUDE``."""
-        return self._params(Role.TRUNK, *([Role.TIED] if self.tied is Tied.INCLUDE else []))
-
-    def still_rows(self) -> dict[str, int]:
-        """Return the ``padding_idx`` of the trunk's embedding tables by name: rows that no tangent moves."""
-        return still_rows(self.trunk, {id(p): name for name, p in self.model.named_parameters()})
-
-    def all_trunk_params(self) -> Params:
-        """Return every parameter of the trunk, frozen and tied ones included."""
-        return {n: p.detach() for n, p in self.model.named_parameters() if n in self._of_trunk}
-
-    def head_params(self) -> Params:
-        """Return the parameters with an exact gradient from the head: its own trained ones and tied ones."""
-        return self._params(Role.HEAD, Role.TIED)
-
-    def trained_params(self) -> Params:
-        """Return all trained parameters, in the model's order."""
-        return self._params(Role.TRUNK, Role.HEAD, Role.TIED)
-
-    def named_head_grads(self, grads: Params) -> Params:
-        """Rename the head's gradients to the model's names, without those of frozen parameters."""
-        wanted = self.head_params()
-        return {self._head_names[n]: g for n, g in grads.items() if self._head_names[n] in wanted}
-
-    def named_trunk_grads(self, grads: Params) -> Params:
-        """Rename the trunk's gradients to the model's names, without those of parameters it does not train.
-
-        Gradients of a parameter that several modules of the trunk share are summed.
-        """
-        outer, found = {id(p): name for name, p in self.model.named_parameters()}, Params()
-        for inner, g in grads.items():
-            name = outer[id(self.trunk.get_parameter(inner))]
-            found[name] = found[name] + g if name in found else g
-        wanted = self.trunk_params()
-        return {name: g for name, g in found.items() if name in wanted}
-
     def trunk_function(self, x: Inputs, *, for_reverse_mode: bool = False) -> TrunkFunction:
         """Return θ ↦ h for these inputs; parameters missing from θ keep their current value.
 
@@ -322,11 +262,6 @@ class Split:
                 return self.head.loss(self.head_view(params), h, y, normaliser)
 
         return f
-
-    def head_view(self, params: Params) -> Params:
-        """Return the head's parameters by its own names, with values from ``params`` where given."""
-        own = self.head.params()
-        return {n: params.get(self._head_names[n], p) for n, p in own.items()}
 
     def h(self, x: Inputs) -> Tensor:
         """Return the representation h at the current parameters, without recording a graph."""
@@ -367,54 +302,6 @@ class Split:
             return None
         with preserved(self.trunk, self.head, self.model), self._passes.drawing(self.model.parameters()):
             return disagreement(self.model, self.head, self.predict, x, self.interface)
-
-    def _params(self, *roles: Role) -> Params:
-        return {n: p.detach() for n, p in self.model.named_parameters() if self._role(n, p) in roles}
-
-    def _problems(self) -> list[str]:
-        found = []
-        shared = [name for name, role in self.roles.items() if role is Role.TIED]
-        if shared and self.tied is None:
-            found.append(
-                f"trunk and head share {', '.join(shared)}: pass tied=Tied.EXCLUDE (only the head trains it) or"
-                " tied=Tied.INCLUDE (both do)"
-            )
-        trained, trunk, head = self.trained_params(), self.trunk_params(), self.head_params()
-        if not trained:
-            found.append("no parameter requires a gradient: set requires_grad=True on those to train")
-        if any(p.is_inference() for p in self.model.parameters()):
-            found.append(
-                "parameters were made under torch.inference_mode(), which forbids training them: build the model"
-                " outside of it, or load its state_dict into a new one"
-            )
-        numbers = [n for n, p in trained.items() if p.is_complex()]
-        if numbers:
-            found.append(
-                f"{shorten(numbers)} are complex, and tangents and gradients are real: hold real numbers of shape"
-                " (..., 2) as the parameter p, and use torch.complex(p[..., 0], p[..., 1]) in forward()"
-            )
-            return found
-        expanded = [n for n, p in trained.items() if any(_repeats(p))]
-        if expanded:
-            found.append(
-                f"entries of {shorten(expanded)} share memory, as those of an expanded tensor do, so that no optimizer"
-                " can write to them: hold a copy, nn.Parameter(p.clone()), or expand a smaller parameter in forward()"
-            )
-        kinds = [
-            ("trunk's parameters have mixed dtypes", {str(p.dtype) for p in trunk.values()}),
-            ("head's parameters have mixed dtypes", {str(p.dtype) for p in head.values()}),
-            ("parameters have mixed devices", {str(p.device) for p in trained.values()}),
-        ]
-        for what, mixed in kinds:
-            if len(mixed) > 1:
-                cure = "convert those with requires_grad to one with p.data = p.data.to(...)"
-                found.append(f"the {what} ({', '.join(sorted(mixed))}): {cure}")
-        return found
-
-
-def _repeats(p: Tensor) -> Iterator[bool]:
-    """Yield for every dimension whether its entries share memory."""
-    return (size > 1 and stride == 0 for size, stride in zip(p.shape, p.stride(), strict=True))
 
 
 def require_split(split: object) -> None:
