@@ -85,8 +85,8 @@ def rare_class():
 def test_joint_norm_is_that_of_estimates_and_says_what_is_lost():
     s, x, y = rare_class()
     found, source = diagnose(s, x, y, generator=generator(), K=K, draws=2), generator()
-    norms = torch.stack([flat(SplitFG(K)(s, x, y, generator=source).grads).square().sum() for _ in range(2000)])
-    assert found.joint_norm == pytest.approx(norms.mean().sqrt().item(), rel=0.1)
+    norms = torch.stack([flat(SplitFG(K)(s, x, y, generator=source).grads).square().sum() for _ in range(1000)])
+    assert found.joint_norm == pytest.approx(norms.mean().sqrt().item(), rel=0.06)  # four standard errors
     head = flat(exact(s, x, y), list(s.head_params())).abs()
     assert found.head_lost > 0
     assert found.head_lost == ((head > 1e-8) & (head < 1e-8 * found.joint_norm)).double().mean().item()

@@ -280,7 +280,7 @@ class TestMeanJacobian:
     def test_comes_nearer_to_the_gradient_of_a_gpt(self):
         s, draws = gpt(Tied.INCLUDE), generator()
         maps = MeanJacobian()
-        for i in range(300):
+        for i in range(100):
             maps.apply(DirectPath(feedback=maps)(s, tokens(i), tokens(i + 1), generator=draws).state_update)
         x, y = tokens(1000), tokens(1001)
         exact = Backprop()(s, x, y).grads
@@ -288,7 +288,7 @@ class TestMeanJacobian:
         for feedback in (maps, UnchangedFeedback(), RandomMaps()):
             grads = DirectPath(feedback=feedback)(s, x, y, generator=draws).grads
             far[type(feedback)] = sum((grads[n] - exact[n]).square().sum() for n in grads)
-        assert far[MeanJacobian] < 0.9 * far[UnchangedFeedback]
+        assert far[MeanJacobian] < 0.8 * far[UnchangedFeedback]
         assert far[UnchangedFeedback] < far[RandomMaps]
 
     def test_the_last_writer_is_exact_however_far_the_maps_have_learned(self):
