@@ -236,6 +236,22 @@ class TestReading:
         for text in (page(*folders), printed(*folders)):
             assert "e/unheard-of/seed3" in text
 
+    def test_a_table_shows_a_number_of_another_experiment(self, folders):
+        write_run(folders[0], report_json("e", "a", metrics={"accuracy": 81.5}))
+        table = Table("t", "Borrowed", ("Ours",), (Row("row", (Cell("e/a", "accuracy"),)),))
+        borrower = Experiment("f", "Experiment F", "Table 2", "m:f", (Preset("b", "Preset B", Config()),), (table,))
+        (row,) = view_report(*folders, (small(), borrower)).experiments[1].tables[0].rows
+        assert row.cells[0].text == "81.5 (1)"
+        (row,) = view_report(*folders, (borrower,)).experiments[0].tables[0].rows
+        assert row.cells[0].text == "–"
+
+    @pytest.mark.parametrize(
+        ("count", "words"), [(2, "Not run yet: Title 0; Title 1"), (9, "9 of 9 presets not run yet")]
+    )
+    def test_many_presets_without_runs_are_a_number_in_the_terminal(self, folders, count, words):
+        presets = tuple(Preset(f"p{i}", f"Title {i}", Config()) for i in range(count))
+        assert words in printed(*folders, Experiment("e", "Experiment E", "Table 1", "m:f", presets))
+
 
 CORRUPT: dict[str, bytes] = {
     "empty": b"",

@@ -49,7 +49,9 @@ def test_tables_and_figures_name_presets_that_exist(experiment: Experiment) -> N
     names = {preset.name for preset in experiment.presets}
     cells = [c for table in experiment.tables for row in table.rows for c in row.cells if isinstance(c, Cell)]
     figures = [name for figure in experiment.figures for name in figure.presets]
-    assert {cell.preset for cell in cells} | set(figures) <= names
+    assert set(figures) <= names
+    elsewhere = {f"{e.name}/{p.name}" for e in EXPERIMENTS for p in e.presets}
+    assert {cell.preset for cell in cells} <= names | elsewhere
     for table in experiment.tables:
         assert all(len(row.cells) == len(table.columns) for row in table.rows)
     for figure in experiment.figures:

@@ -36,9 +36,10 @@ from splitfg_lab.experiments._training import Displacement, matmul_precision
 from splitfg_lab.experiments.language import EPOCH, EXPERIMENT, SMOKE, TENTH, Language, Sizes
 from splitfg_lab.experiments.language._build import load_corpus, make_learner, make_split
 from splitfg_lab.experiments.language._ladder import SIZES
+from splitfg_lab.experiments.language._ladder_tables import TIMED
 from splitfg_lab.experiments.language._memory import explaining_memory, fitting_chunk
 from splitfg_lab.experiments.language._validate import Validation, perplexity
-from splitfg_lab.experiments.language_cost import VARIANTS, Cost
+from splitfg_lab.experiments.language_cost import LADDER, VARIANTS, Cost
 from splitfg_lab.experiments.language_cost.run import Variant, parse, slowdowns
 from splitfg_lab.experiments.language_energy.run import energy
 from splitfg_lab.runs import RunContext, RunError, RunFolder, override, to_json
@@ -239,6 +240,10 @@ class TestCost:
     @pytest.mark.parametrize("name", VARIANTS)
     def test_every_variant_has_a_name_that_is_understood(self, name):
         assert parse(name, 24)
+
+    def test_the_ladder_reads_times_that_are_measured(self):
+        assert set(TIMED.values()) <= set(LADDER)
+        assert set(TIMED) <= {preset.name for preset in EXPERIMENT.presets}
 
     def test_ratios_are_to_plain_backprop(self):
         assert slowdowns({"ms/backprop": 2.0, "ms/a": 3.0}) == {"ratio/backprop": 1.0, "ratio/a": 1.5}

@@ -50,8 +50,9 @@ class Preset:
 class Cell:
     """One measured number of a table: a preset, a metric of its report, and the paper's value.
 
-    ``decimals`` overrides the table's digits after the point. With ``over``, the number is the ratio of the means of
-    this preset and that one. A cell that is not ``ranked`` takes no part in marking the best number.
+    ``preset`` is one of the table's own experiment, or another experiment's as ``EXPERIMENT/PRESET``. ``decimals``
+    overrides the table's digits after the point. With ``over``, the number is the ratio of the means of this preset and
+    that one. A cell that is not ``ranked`` takes no part in marking the best number.
     """
 
     preset: str

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from splitfg_lab.experiments.spec import Experiment, identity_in
+from splitfg_lab.experiments.spec import Cell, Experiment, Row, Table, identity_in
 from splitfg_lab.report._costs import CostTable, view_costs
 from splitfg_lab.report._groups import PresetRuns, group_runs
 from splitfg_lab.report._summary import SummaryRow, view_summary
 from splitfg_lab.report._table_view import TableView, view_table
 from splitfg_lab.runs.folder import find_folders
-from splitfg_lab.runs.results import Problem, Records, RunRecord, read_records
+from splitfg_lab.runs.results import Problem, RunRecord, read_records
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,10 @@ def view_report(runs: Path, results: Path, experiments: Sequence[Experiment] | N
     known = {(e.name, p.name) for e in experiments for p in e.presets}
     strangers = tuple(run for run in records.runs if (run.report.experiment, run.report.preset) not in known)
     problems = tuple(_sentence(problem) for problem in (*records.problems, *_strays(runs)))
-    return ReportView(tuple(_view_experiment(e, records) for e in experiments), problems, strangers)
+    groups = {e.name: group_runs(e, records.runs) for e in experiments}
+    everywhere = {f"{name}/{preset}": group for name, own in groups.items() for preset, group in own.items()}
+    views = (_view_experiment(e, groups[e.name], everywhere, records.unfinished) for e in experiments)
+    return ReportView(tuple(views), problems, strangers)
 
 
 def _sentence(problem: Problem) -> str:
@@ -91,20 +94,36 @@ def _strays(runs: Path) -> list[Problem]:
     return [Problem(str(path), "not in a run folder (EXPERIMENT/PRESET/seedN with a config.json)") for path in reports]
 
 
-def _view_experiment(experiment: Experiment, records: Records) -> ExperimentView:
-    groups = group_runs(experiment, records.runs)
+def _view_experiment(
+    experiment: Experiment,
+    groups: dict[str, PresetRuns],
+    everywhere: Mapping[str, PresetRuns],
+    unfinished: Iterable[str],
+) -> ExperimentView:
     made = [run for group in groups.values() for run in group.runs]
     return ExperimentView(
         experiment,
-        tables=tuple(view_table(table, groups) for table in experiment.tables),
+        tables=tuple(view_table(_within(table, everywhere), {**everywhere, **groups}) for table in experiment.tables),
         costs=view_costs(groups),
         groups=groups,
         done=sum(_done(group) for group in groups.values()),
         planned=sum(len(preset.seeds) for preset in experiment.presets),
         diverged=tuple((run.name, run.report.message) for run in made if run.report.status == "diverged"),
         not_run=tuple(g.preset.title for g in groups.values() if not g.runs and not g.variants),
-        unfinished=tuple(_of(experiment, records.unfinished)),
+        unfinished=tuple(_of(experiment, unfinished)),
     )
+
+
+def _within(table: Table, everywhere: Mapping[str, PresetRuns]) -> Table:
+    """Return the table without the numbers of experiments that are not part of the report."""
+
+    def elsewhere(cell: object) -> bool:
+        return isinstance(cell, Cell) and "/" in cell.preset and cell.preset not in everywhere
+
+    def kept(row: Row) -> Row:
+        return replace(row, cells=tuple(None if elsewhere(c) else c for c in row.cells))
+
+    return replace(table, rows=tuple(map(kept, table.rows)))
 
 
 def _done(group: PresetRuns) -> int:
