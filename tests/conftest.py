@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 
 import pytest
 
@@ -31,9 +32,14 @@ with contextlib.suppress(ImportError):  # the tests for a GPU need no hypothesis
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage less often, and none among imported modules: it took a tenth of the time of all tests."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    """Collect garbage less often, and none among imported modules: it took a tenth of the time of all tests.
+
+    Not where there is a GPU, whose memory garbage holds.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
