@@ -124,6 +124,13 @@ class Head(nn.Module, ABC):
                 f"the trunk returns h of shape {tuple(h.shape)}, but the head reads (..., {reads}):"
                 " make the head's input width equal to the width of h"
             ]
+        own = {p.dtype for p in self.parameters()}
+        if reads is not None and own and h.dtype not in own and not torch.is_autocast_enabled(h.device.type):
+            dtypes = ", ".join(sorted(map(str, own)))
+            return [
+                f"the trunk returns h in {h.dtype}, but the head's parameters are {dtypes}: cast h at the end of the"
+                " trunk, or convert the head's layers"
+            ]
         try:
             _, *inner, width = self.output_shape(h)
         except (RuntimeError, ValueError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -16,20 +16,31 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from splitfg.splitting._norms import TangentNorms, has_reduced_precision
+
 _LOGGER = logging.getLogger("splitfg")
 _WATCHED: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def tangent_kernels(*parts: nn.Module) -> Iterator[None]:
+def tangent_kernels(*parts: nn.Module, still: bool = False) -> Iterator[None]:
     """Use kernels that have a forward-mode rule while tangents are pushed, and any kernel otherwise.
 
     Attention runs as matmul and softmax, and modules of torch run without their fused path for evaluation. Parts with
     an LSTM, GRU or RNN also run without oneDNN and cuDNN, whose kernels for them have no rule; weight norm and the
-    grouped products of experts are written out. The first such pass of a process logs it.
+    grouped products of experts are written out. Parts of reduced precision compute norms in float32. The first such
+    pass of a process logs it.
+
+    Args:
+        parts: The modules that run.
+        still: Whether some of their parameters carry no tangent, which compiled norms need to know.
     """
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+    if forward_ad._current_level < 0:
         yield
+        return
+    if torch.compiler.is_compiling():  # callers of compiled code choose its kernels for attention
+        with TangentNorms() if still or has_reduced_precision(*parts) else nullcontext():
+            yield
         return
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
@@ -41,6 +52,8 @@ def tangent_kernels(*parts: nn.Module) -> Iterator[None]:
                 _disable(library, stack)
         if any(_is_written_out(module) for part in parts for module in part.modules()):
             stack.enter_context(_WrittenOut())
+        if has_reduced_precision(*parts):
+            stack.enter_context(TangentNorms())
         if not _Watch.logged and not all(part in _WATCHED for part in parts):
             _WATCHED.update(parts)
             stack.enter_context(_Watch())

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.calling import call, places_of, preserved
 from splitfg.errors import SplitError, shorten
+from splitfg.splitting._dtypes import is_about_dtypes, tangent_problem
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
@@ -54,7 +55,8 @@ def explain(error: Exception, split: Split, x: Inputs) -> SplitError | None:
                 " torch.complex(p[..., 0], p[..., 1]) instead"
             ]
         )
-    if not any(words in message for words in ("forward AD", "forward mode AD", "functorch", "vmap")):
+    names = ("forward AD", "forward mode AD", "functorch", "vmap")
+    if not is_about_dtypes(message) and not any(words in message for words in names):
         return None
     found = operator_problems(split, x) or _batching_problems(message)
     return SplitError(found) if found else None
@@ -125,10 +127,10 @@ def _forward_mode_problem(split: Split, module: nn.Module, args: tuple[Any, ...]
     primals = (params, *(leaves[i].detach() for i in floats))
     try:
         with torch.no_grad():
-            jvp(run, primals, pytree.tree_map(torch.ones_like, primals))
+            pushed: Any = jvp(run, primals, pytree.tree_map(torch.ones_like, primals))
     except (NotImplementedError, RuntimeError) as error:
         return _worded(str(error))
-    return None
+    return tangent_problem(*pushed)
 
 
 def _worded(message: str) -> str:

@@ -243,7 +243,8 @@ class Split(SplitParameters):
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
-            with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
+            still = len(own) < len(self._trunk_names)
+            with tangent_kernels(self.trunk, still=still), constant_padding(padded if own else ()):
                 h: Tensor = self._passes.call(
                     self.trunk, own, inputs, named, places=self._trunk_places, written=written
                 )
@@ -258,7 +259,7 @@ class Split(SplitParameters):
 
         def f(params: Params) -> Tensor:
             h = trunk({name: p for name, p in params.items() if name not in excluded})
-            with tangent_kernels(self.head):
+            with tangent_kernels(self.head, still=any(name not in params for name in self._head_names.values())):
                 return self.head.loss(self.head_view(params), h, y, normaliser)
 
         return f

@@ -15,6 +15,7 @@ from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
 from splitfg.splitting._backward_rules import warn_of_hooks, warn_unreached
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
+from splitfg.splitting._dtypes import dtype_problem
 from splitfg.splitting._duals import without_graph
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import same_parameters, skip_checks
@@ -235,8 +236,8 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
             h: object = without_graph(split, x)(copies)
     except SplitError:
         raise
-    except Exception:
-        problem = split.disagreement(x)
+    except Exception as error:
+        problem = dtype_problem(error, split, x) or split.disagreement(x)
         if problem is None:
             raise
         return [problem]
