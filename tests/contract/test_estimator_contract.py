@@ -268,8 +268,6 @@ class TestCompiled:
 
     CASES = ("split_fg", "split_fg_projection", "forward_gradient", "evolution", "frozen", "backprop", "checkpointed")
 
-    # torch's compiler looks at .grad of its own intermediate results
-    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
     @pytest.mark.parametrize("name", CASES)
     def test_equals_eager(self, name):
         torch._dynamo.reset()

@@ -109,10 +109,10 @@ def test_maps_of_a_checkpoint_that_is_read_to_the_cpu(method):
     whole_run, first, second = captured_learner(method), captured_learner(method), captured_learner(method)
     take(whole_run, generator())
     g, h = generator(), generator()
-    take(first, g, stop=5)
+    take(first, g, stop=4)  # leaves every kind of step its three warm-ups and the capture
     second.load_state_dict(tree_map_only(torch.Tensor, lambda t: t.to("cpu", copy=True), first.state_dict()))
     h.set_state(g.get_state())
-    take(second, h, start=5)
+    take(second, h, start=4)
     assert second.captured
     assert apart(second, whole_run) < 1e-3
 
@@ -156,7 +156,8 @@ def test_batch_norm_and_dropout_in_training_mode(estimator, dropout):
 
     def trained(captured):
         torch.manual_seed(0)
-        hidden = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Dropout(dropout), nn.Tanh(), nn.Linear(64, 64)]
+        # batch norm removes a bias before it: its gradient is rounding noise, which Adam would scale up to full steps
+        hidden = [nn.Linear(16, 64, bias=False), nn.BatchNorm1d(64), nn.Dropout(dropout), nn.Tanh(), nn.Linear(64, 64)]
         s = split(nn.Sequential(*hidden, nn.Linear(64, 3)).cuda())
         learner = GradientLearner(s, estimator, torch.optim.Adam(s.model.parameters(), lr=1e-3))
         if captured:

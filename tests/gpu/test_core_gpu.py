@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import splitfg
+from splitfg.compiled import CompiledEngine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -55,6 +56,34 @@ def test_compiled_equals_eager(estimator):
     eager = estimator(split, x, y, generator=generator())
     compiled = torch.compile(estimator)(split, x, y, generator=generator())
     assert_same(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+def norms(dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.LayerNorm(32), nn.GroupNorm(4, 32), nn.BatchNorm1d(32), nn.RMSNorm(32, eps=1e-5)]
+    pairs = [layer for norm in layers for layer in (nn.Linear(32, 32), norm)]
+    return nn.Sequential(*pairs).to("cuda", torch.bfloat16).to(dtype)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tangents_pass_through_norms_in_bfloat16(frozen, compiled):
+    """CUDA's norms return float32 statistics; the tangents of their outputs are in bfloat16 all the same."""
+    x, found = batch(dtype=torch.bfloat16)[0], {}
+    for dtype in (torch.bfloat16, torch.float64):
+        trunk = norms(dtype)
+        for layer in trunk[1::2]:
+            layer.requires_grad_(not frozen)
+        split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(32, 7).to("cuda", dtype)))
+        params, _ = split.trunk_params(), split.traits(x.to(dtype))
+        tangents = {n: torch.ones(2, *p.shape, device="cuda", dtype=dtype) for n, p in params.items()}
+        engine = CompiledEngine(splitfg.ForwardMode()) if compiled and dtype != torch.float64 else splitfg.ForwardMode()
+        with torch.no_grad():
+            found[dtype] = engine(split.trunk_function(x.to(dtype)), params, tangents)
+    (h, dh), (expected_h, expected) = found.values()
+    assert h.dtype == dh.dtype == torch.bfloat16
+    assert float((h - expected_h).norm() / expected_h.norm()) < 0.05
+    assert float((dh - expected).norm() / expected.norm()) < 0.05
 
 
 def peak(estimator: splitfg.Estimator, depth: int) -> int:

@@ -130,14 +130,18 @@ class _Reverse:
         leaves = _leaves(self.split.trained_params())
         loss, grads = torch.zeros_like(next(iter(leaves.values())).sum()).detach(), Params()
         for i, (part_x, part_y) in enumerate(batch):
-            h = self._h(i, leaves, part_x)
-            check_h(self.split, h.detach(), y)
-            with torch.enable_grad():
-                normaliser = self.split.head.normaliser(h, y)
-                part = self.split.head.loss(self.split.head_view(leaves), h, part_y, normaliser)
+            part = self._loss(i, leaves, part_x, part_y, y)
             grads = added(grads, self._grads(part, leaves, None))
             loss = loss + part.detach()
         return loss, grads
+
+    def _loss(self, part: int, leaves: Params, x: Inputs, part_y: Target, y: Target) -> Tensor:
+        """Compute a part's loss in one function: compiled code warns about inputs with a graph, as h would be."""
+        h = self._h(part, leaves, x)
+        check_h(self.split, h.detach(), y)
+        with torch.enable_grad():
+            normaliser = self.split.head.normaliser(h.detach(), y)
+            return self.split.head.loss(self.split.head_view(leaves), h, part_y, normaliser)
 
     def _h(self, part: int, leaves: Params, x: Inputs) -> Tensor:
         own = set(self._own_names().values())
