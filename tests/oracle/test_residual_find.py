@@ -103,3 +103,29 @@ def test_models_of_transformers(name, top, first, last):
     for parameter in (f"{last}.weight", f"{top}.weight"):
         expected = model.get_parameter(parameter).grad
         assert float((found[parameter] - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+class WithoutHead(nn.Module):
+    """A trunk alone: its last linear layer writes to the stream, and is no head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.block, self.norm = nn.Linear(4, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.norm(x + self.block(x.relu()))
+
+
+def test_a_trunk_without_its_head_raises_and_a_split_of_it_does_not():
+    trunk, x = WithoutHead(), torch.randn(4, 4)
+    with pytest.raises(SplitError, match=r"cut at block, do not compute .* build Split\(trunk, head\)"):
+        ResidualPath.find(trunk, x)
+    path = ResidualPath.find(Split(trunk, LinearHead(nn.Linear(8, 3))), x)
+    assert (path.writers, path.top) == (("first", "block"), "norm")
+
+
+def test_a_chain_has_no_stream():
+    chain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    with pytest.raises(SplitError, match=r"no sum of layers' outputs: .* use ParallelPull\(\)"):
+        ResidualPath.find(chain, torch.randn(4, 4))

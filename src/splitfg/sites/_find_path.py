@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, raise_if
 from splitfg.sites._layers import LAYER_HOOK, has_layer_gradients
 from splitfg.sites._path import ResidualPath
 from splitfg.sites._pullback import has_pull_back, is_norm
@@ -26,6 +26,8 @@ def find_path(network: Split | nn.Module, batch: Inputs, *, strict: bool) -> Res
     """Find the stream that ends in h; see :meth:`ResidualPath.find`."""
     given = network if isinstance(network, Split) else cut(network)
     x = given.interface.inputs(batch)
+    problem = given.disagreement(x)
+    raise_if([] if problem is None else [problem])
     trained = {id(p): name for name, p in given.trunk.named_parameters()}
     tape = record_tape(given.trunk, partial(given.trunk_function(x), {}), trained)
     search = _Search(tape, trained, strict)
@@ -98,14 +100,18 @@ def _unchanged(operation: Operation) -> Tensor | None:
 
 
 def _message(path: ResidualPath, unknown: list[str]) -> str:
-    found = ", ".join(path.writers) or "nothing"
     if not unknown:
         return (
             f"no layer writes to a stream that ends in h; found top={path.top!r}: use LearnedFeedback(), or SplitFG()"
         )
     listed = "; ".join(dict.fromkeys(unknown))
+    if path.writers:
+        stream = f"is a sum of {', '.join(path.writers)}, and of values from: {listed}"
+    else:
+        stream = f"is no sum of layers' outputs: it comes from {listed}. Without a residual stream use ParallelPull()"
+        stream += " or LearnedFeedback()"
     return (
-        f"the stream that ends in h (top={path.top!r}) is a sum of {found}, and of values from: {listed}. Name the"
+        f"the stream that ends in h (top={path.top!r}) {stream}. Name the"
         " writers yourself with ResidualPath(...), pass strict=False to follow the stream through norms and scales, as"
         f" an approximation, or give the module that writes these values a method{LAYER_HOOK}"
     )

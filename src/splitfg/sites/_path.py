@@ -72,13 +72,14 @@ class ResidualPath(FeatureDimension):
         that the writers sum to the top.
 
         Args:
-            network: A split, or a model that :func:`~splitfg.split` cuts.
+            network: A split, or a model with its head that :func:`~splitfg.split` cuts.
             batch: Inputs; labels in a dict are ignored.
             strict: Whether the stream must be a plain sum. ``False`` also follows it through norms and scales, as in
                 models that normalise after every block, and the path is then an approximation.
 
         Raises:
-            SplitError: If the stream contains values that no layer writes, with what was found.
+            SplitError: If the stream contains values that no layer writes, with what was found; or a model does not
+                end in the linear layer that it is cut at, such as a trunk without its head.
 
         Example:
             >>> import torch
