@@ -280,6 +280,8 @@ def trouble(rank, kind):
         torch.manual_seed(0)
     elif kind == "settings":
         options["micro_batches"] = 1 + (rank == 2)
+    elif kind == "rows":
+        x, y = (x[:0], y[:0]) if rank == 1 else (x, y)
     elif kind == "loss":
         y = torch.where(torch.arange(8) == 1, -100, y) if rank < 3 else torch.full((8,), -100)
     maps = splitfg.MeanJacobian() if kind == "forward mode" else RandomMaps()
@@ -296,6 +298,7 @@ def trouble(rank, kind):
         ("forward mode", "forward"),
         ("settings", "micro_batches=2"),
         ("loss", "rank 3"),
+        ("rows", "rank 1: the batch is empty"),
     ],
 )
 def test_trouble_is_one_clear_error_in_all(crew, kind, words):

@@ -145,10 +145,8 @@ class StagedPull:
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
         """Estimate the gradient of this stage's parameters; see :class:`~splitfg.estimators.Estimator`."""
-        check_batch(split, x, y, generator, tangents=False)
+        self._check(split, x, y, generator)
         path = self.pull.blocks_of(split)
-        if not self._constants.known:
-            self._compare(split, generator)
         own = self.blocks(path)
         constant = self._constants(split, path, own, x, noise=isinstance(self.pull.feedback, MeanJacobian))
         with torch.no_grad():
@@ -196,6 +194,20 @@ class StagedPull:
         assert isinstance(self.pull.feedback, MeanJacobian)
         features = sum(mean_rows(path, response.new_empty(1, *shape)).shape[-1] for shape in constant.between)
         return map_change(self.ranks, path, self.pull.feedback, noise, response, features)
+
+    def _check(self, split: Split, x: Inputs, y: Target, generator: torch.Generator | None) -> None:
+        """Validate the batch; the first call compares the processes, and tells all of them of a bad batch in one."""
+        if self._constants.known:
+            check_batch(split, x, y, generator, tangents=False)
+            return
+        error: Exception | None = None
+        try:
+            check_batch(split, x, y, generator, tangents=False)
+        except Exception as problem:
+            error = problem
+        if self.ranks.sum_(torch.tensor(float(error is not None), device=self.ranks.device)) > 0:
+            raise failed(self.ranks, error)
+        self._compare(split, generator)
 
     def _compare(self, split: Split, generator: torch.Generator | None) -> None:
         params: Params = dict(split.model.named_parameters())

@@ -180,6 +180,7 @@ def _resume_command(root: Path, how: How) -> str:
     options = [
         *(["--jobs", str(how.jobs)] if how.jobs > 1 else []),
         *(["--ranks", str(how.ranks)] if how.ranks > 1 else []),
+        *(["--share"] if how.share else []),
         *(["--device", how.device] if how.device != "auto" else []),
         *(["--tensorboard"] if how.tensorboard else []),
         *(["--runs", str(root)] if root != DEFAULT_RUNS else []),
