@@ -36,14 +36,15 @@ def splitfg(*arguments: str | Path, cwd: Path | None = None, **more: str) -> sub
     )
 
 
-def splitfg_here(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``splitfg ARGUMENTS`` in this process, which has imported torch already; modules in ``cwd`` stay imported."""
+def splitfg_here(*arguments: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run ``splitfg ARGUMENTS`` in this process, without the plug-in; modules in ``cwd`` stay imported."""
     out, err, argv = io.StringIO(), io.StringIO(), ["splitfg", *map(str, arguments)]
     with (
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.multiple(sys, argv=argv, path=[*sys.path]),
+        mock.patch.dict(os.environ, environment(**more), clear=True),
         pytest.raises(SystemExit) as end,
     ):
         main()

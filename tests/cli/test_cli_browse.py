@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from command_line import command, environment, splitfg
+from command_line import command, environment, splitfg, splitfg_here
 from report_samples import Config, config_json, report_json, write_run
 
 from splitfg_lab.commands._standing import standings
@@ -189,9 +189,9 @@ def test_show_an_experiment_prints_its_protocol(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["ls", "show", "run"])
 def test_misspelt_names_get_suggestions(tmp_path: Path, verb: str) -> None:
-    done = splitfg(verb, "tiny/adma", cwd=tmp_path)
+    done = splitfg_here(verb, "demo/split_gf", cwd=tmp_path)
     assert done.returncode == 2
-    assert "nothing is called 'tiny/adma'; did you mean tiny/adam" in done.stderr
+    assert "nothing is called 'demo/split_gf'; did you mean demo/split_fg" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -204,25 +204,25 @@ def test_bad_overrides_are_listed_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_numbers_that_no_run_could_use_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = splitfg("run", "demo", "--set", "steps=-5", "--set", "rho=0", "--set", "optimizer.lr=-1", cwd=tmp_path)
+    done = splitfg_here("run", "demo", "--set", "steps=-5", "--set", "rho=0", "--set", "optimizer.lr=-1", cwd=tmp_path)
     assert done.returncode == 2
     assert "optimizer: lr must be at least 0, got -1.0" in done.stderr
-    again = splitfg("run", "demo", "--set", "steps=-5", "--set", "rho=0", cwd=tmp_path)
+    again = splitfg_here("run", "demo", "--set", "steps=-5", "--set", "rho=0", cwd=tmp_path)
     assert "steps must be at least 1, got -5" in again.stderr
     assert "rho must be in (0, 1], got 0.0" in again.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("verb", [["run", "tiny/adam"], ["resume"], ["doctor"]])
+@pytest.mark.parametrize("verb", [["run", "demo/split_fg"], ["resume"], ["doctor"]])
 def test_what_is_no_device_is_refused_before_anything_runs(tmp_path: Path, verb: list[str]) -> None:
-    done = splitfg(*verb, "--device", "gpu", cwd=tmp_path)
+    done = splitfg_here(*verb, "--device", "gpu", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: --device gpu: expected auto, cpu, cuda or cuda:1\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("seeds", [f"{2**64}", f"0,{2**32}", f"0-{2**40}"])
 def test_seeds_that_no_generator_takes_are_refused(tmp_path: Path, seeds: str) -> None:
-    done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)
+    done = splitfg_here("run", "demo/split_fg", "--seeds", seeds, cwd=tmp_path)
     assert done.returncode == 2
     assert f"is too large; the largest seed is {2**32 - 1}" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -230,7 +230,7 @@ def test_seeds_that_no_generator_takes_are_refused(tmp_path: Path, seeds: str) -
 
 @pytest.mark.parametrize("seeds", ["x", "1-", ""])
 def test_bad_seeds_are_refused(tmp_path: Path, seeds: str) -> None:
-    done = splitfg("run", "tiny/adam", "--seeds", seeds, cwd=tmp_path)
+    done = splitfg_here("run", "demo/split_fg", "--seeds", seeds, cwd=tmp_path)
     assert done.returncode == 2
     assert "0,1,2 or 0-4" in done.stderr
 
@@ -246,46 +246,46 @@ def test_names_complete_in_the_shell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [["resume", "nowhere"], ["results", "add", "nowhere"], ["results", "add"]])
 def test_runs_that_are_not_there_are_usage_errors(tmp_path: Path, verb: list[str]) -> None:
-    done = splitfg(*verb, cwd=tmp_path)
+    done = splitfg_here(*verb, cwd=tmp_path)
     assert done.returncode == 2
     assert "no run folder at nowhere" in done.stderr or "no finished runs" in done.stderr
 
 
 def test_a_place_without_runs_is_named_once(tmp_path: Path) -> None:
-    done = splitfg("resume", tmp_path / "runz", cwd=tmp_path)
+    done = splitfg_here("resume", tmp_path / "runz", cwd=tmp_path)
     assert done.stderr.strip() == f"error: no run folder at {tmp_path / 'runz'}"
-    both = splitfg("resume", "runz", cwd=tmp_path)
+    both = splitfg_here("resume", "runz", cwd=tmp_path)
     assert both.stderr.strip() == "error: no run folder at runz or runs/runz"
 
 
 def test_a_results_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    done = splitfg("results", "add", "foo.json", cwd=tmp_path)
+    done = splitfg_here("results", "add", "foo.json", cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (2, "error: there is no results file foo.json")
 
 
 @pytest.mark.parametrize("verb", ["report", "ls"])
 def test_a_results_folder_that_is_not_there_is_a_usage_error(tmp_path: Path, verb: str) -> None:
-    done = splitfg(verb, "--results", "nope", cwd=tmp_path)
+    done = splitfg_here(verb, "--results", "nope", cwd=tmp_path)
     assert (done.returncode, done.stderr.strip()) == (2, "error: --results nope: there is no such folder")
 
 
 @pytest.mark.parametrize("verb", ["prepare", "fetch", "verify"])
 def test_misspelt_data_sets_get_suggestions(tmp_path: Path, verb: str) -> None:
-    done = splitfg("data", verb, "adlt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    done = splitfg_here("data", verb, "adlt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 2
     assert "there is no data set 'adlt'; did you mean adult" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_data_commands_say_what_is_wrong(tmp_path: Path) -> None:
-    done = splitfg("data", "prepare", "adult", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    done = splitfg_here("data", "prepare", "adult", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 1
     assert "adult" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_data_ls_for_machines(tmp_path: Path) -> None:
-    rows = json.loads(splitfg("data", "ls", "--json", XDG_CACHE_HOME=str(tmp_path)).stdout)
+    rows = json.loads(splitfg_here("data", "ls", "--json", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).stdout)
     assert {row["state"] for row in rows} == {"missing"}
     assert "adult" in {row["name"] for row in rows}
 
@@ -299,7 +299,7 @@ def test_data_ls_for_machines(tmp_path: Path) -> None:
         ("json:loads", "json:loads needs arguments (missing a required argument: 's')"),
     ],
 )
-def test_diagnose_says_what_it_cannot_find(target: str, message: str) -> None:
-    done = splitfg("diagnose", target)
+def test_diagnose_says_what_it_cannot_find(tmp_path: Path, target: str, message: str) -> None:
+    done = splitfg_here("diagnose", target, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr

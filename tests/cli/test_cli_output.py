@@ -173,13 +173,13 @@ def test_runs_without_checkpoints_and_recorded_times_are_announced(tmp_path: Pat
 
 
 def test_a_failure_that_many_runs_share_is_printed_once(tmp_path: Path) -> None:
-    done = splitfg("run", "tiny/fails", "--seeds", "0-3", "-j", "2", cwd=tmp_path)
+    done = splitfg("run", "tiny/fails", "--seeds", "0-2", "-j", "2", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.count("RuntimeError: failed on purpose") == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("failed like ")]
     named = line.removeprefix("failed like ").replace(":", ",").split(", ")
-    assert sorted(named) == [f"tiny/fails/seed{i}" for i in range(4)]
-    assert done.stdout.splitlines()[-1] == "4 failed"
+    assert sorted(named) == [f"tiny/fails/seed{i}" for i in range(3)]
+    assert done.stdout.splitlines()[-1] == "3 failed"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs SIGHUP")
