@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 
 import pytest
 from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, Claim
-from docs_records import ROOT, experiment, paper, recorded, shown
+from docs_records import ROOT, experiment, paper, recorded, runs_of, shown
 from docs_tabular import holm_p
 
 from splitfg_lab.experiments import Paired
@@ -24,6 +25,20 @@ HEADLINE = {
     "Pure forward gradient, K = 8": "pure_fg",
 }
 """Columns of the README's table, by method; a new column is one more line here."""
+NETWORK_COLUMNS = ("Backprop", "Learned feedback", "Split-FG, K = 4", "Frozen trunk, exact head")
+_FULL = ("backprop", "learned", "split_fg", "frozen")
+NETWORKS = {
+    "CIFAR-10, 60 epochs": ("images", "accuracy", 1, [f"cifar10-{m}" for m in _FULL]),
+    "CIFAR-100, 60 epochs": ("images", "accuracy", 1, [f"cifar100-{m}" for m in _FULL]),
+    "CIFAR-10, flat head, 6,000 steps": ("images", "accuracy", 1, [f"flat-{m}" for m in _FULL]),
+    "GPT, a tenth of an epoch, backprop tuned": (
+        "language",
+        "val_ppl",
+        1,
+        ["tuned-rho0.3-10", "learned-layers-rho0.3-10", "split_fg-k4-rho0.1-10", "frozen-10"],
+    ),
+}
+"""Rows of the README's second table: experiment, metric, digits, and the presets of its columns."""
 
 
 def prose(page: str) -> str:
@@ -96,7 +111,7 @@ def tables(text: str) -> Iterator[list[list[str]]]:
 
 
 def test_headline_table():
-    (grid,) = [t for t in tables(README) if "Backprop" in t[0]]
+    (grid,) = [t for t in tables(README) if set(HEADLINE) <= set(t[0])]
     assert [row[0] for row in grid[1:]] == [data.label for data in DATA]
     for data, (_, *cells) in zip(DATA, grid[1:], strict=True):
         for text, column in zip(cells, grid[0][1:], strict=True):
@@ -105,6 +120,21 @@ def test_headline_table():
             assert shown(ours, recorded("tabular", preset, data.metric)), f"{data.label}, {column}"
             quoted = {f"{value:.{data.decimals}f}" for value in paper("tabular", preset, data.metric)}
             assert set(theirs) == quoted, f"{data.label}, {column}: the paper has {quoted}"
+
+
+def test_table_of_images_and_text():
+    (grid,) = [t for t in tables(README) if t[0][1:] == list(NETWORK_COLUMNS)]
+    assert [row[0] for row in grid[1:]] == list(NETWORKS)
+    for label, *cells in grid[1:]:
+        name, metric, decimals, presets = NETWORKS[label]
+        for text, preset in zip(cells, presets, strict=True):
+            runs = runs_of(name, preset)
+            assert bool(text) == bool(runs), f"{label}, {preset}"
+            if runs:
+                ours, *theirs = re.findall(NUMBER, text)
+                assert shown(ours, statistics.mean(run.metrics[metric] for run in runs)), f"{label}, {preset}"
+                quoted = {f"{value:.{decimals}f}" for value in paper(name, preset, metric)}
+                assert set(theirs) == quoted, f"{label}, {preset}: the paper has {quoted}"
 
 
 def test_only_checked_tables_hold_measurements():
