@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import splitfg
-from splitfg.compiled import CompiledEngine
+from splitfg.compiled import CompiledEngine, with_traced_norms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -76,6 +76,7 @@ def test_tangents_pass_through_norms_in_bfloat16(frozen, compiled):
             layer.requires_grad_(not frozen)
         split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(32, 7).to("cuda", dtype)))
         params, _ = split.trunk_params(), split.traits(x.to(dtype))
+        split = with_traced_norms(split) if compiled else split
         tangents = {n: torch.ones(2, *p.shape, device="cuda", dtype=dtype) for n, p in params.items()}
         engine = CompiledEngine(splitfg.ForwardMode()) if compiled and dtype != torch.float64 else splitfg.ForwardMode()
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitfg import ActivityFG, Backprop, ForwardGradient, ForwardMode, LinearHead, Split, SplitError, SplitFG, split
-from splitfg.compiled import CompiledEngine
+from splitfg.compiled import TracedNorm
 
 REDUCED = (torch.bfloat16, torch.float16)
 
@@ -115,30 +115,42 @@ def test_tangents_pass_through_norms_as_on_cuda(norm, chunk):
     assert float((dh - expected).norm() / expected.norm()) < 0.01
 
 
-def compiled_as_eager(network, dtype):
-    x, v = inputs_and_tangents(network)
-    whole = CompiledEngine(
-        ForwardMode(), lambda f: torch.compile(f, fullgraph=True, dynamic=False, backend="aot_eager")
+TRACED = [name for name in NORMS if name not in ("instance", "a keyword")]
+
+
+def compiled_as_eager(network, dtype, estimator):
+    """Scores of compiled code, as those of eager code."""
+    s = Split(network, LinearHead(seeded(lambda: nn.Linear(8, 3)).to(dtype)))
+    x, y = (noise(5, 6, 8) + 1).to(dtype), classes(5, 6, count=3)
+    expected = estimator(s, x, y, generator=generator())
+    twin, compiled = estimator.compiled(
+        s, lambda f: torch.compile(f, fullgraph=True, dynamic=False, backend="aot_eager")
     )
-    found, expected = (pushed(network, x.to(dtype), v, engine) for engine in (whole, ForwardMode()))
-    assert found[1].dtype == dtype
-    torch.testing.assert_close(found, expected)
+    found = compiled(twin, x, y, generator=generator())
+    torch.testing.assert_close(found.stats.scores, expected.stats.scores, rtol=1e-5, atol=1e-5)
+    return twin
 
 
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.bfloat16), ("batch", torch.float16)])
-def test_compiled_tangents_are_the_eager_ones(norm, dtype):
+def test_compiled_tangents_of_mixed_dtypes(norm, dtype):
     """A norm with float32 weights has float32 statistics on a CPU too, and in compiled code."""
     network = trunk(norm, dtype)
     network[1].float().requires_grad_(False)
-    compiled_as_eager(network, dtype)
+    compiled_as_eager(network, dtype, SplitFG(2))
 
 
+@pytest.mark.parametrize("estimator", [SplitFG(2), ForwardGradient(2)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiled_tangents_through_frozen_norms(dtype):
+def test_compiled_tangents_through_frozen_norms(dtype, estimator):
     """As in a network with adapters: the weights of the norms carry no tangent."""
-    norms = [trunk(norm, dtype)[1].requires_grad_(False) for norm in NORMS]
+    norms = [trunk(norm, dtype)[1].requires_grad_(False) for norm in TRACED]
     ends = seeded(lambda: [nn.Linear(8, 8), nn.Linear(8, 8)])
-    compiled_as_eager(nn.Sequential(ends[0], *norms, ends[1]).to(dtype), dtype)
+    compiled_as_eager(nn.Sequential(ends[0], *norms, ends[1]).to(dtype), dtype, estimator)
+
+
+def test_trained_norms_in_float32_compile_as_they_are():
+    twin = compiled_as_eager(trunk("layer", torch.float32), torch.float32, SplitFG(2))
+    assert not any(isinstance(module, TracedNorm) for module in twin.trunk.modules())
 
 
 def test_float32_passes_have_no_mode_around_them():

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
+from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk, with_traced_norms
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
 from splitfg.estimators._push import push
@@ -108,7 +108,7 @@ class ForwardGradient(TangentSettings):
             raise SplitError([f"{name} {words}: use SplitFG(), or a GradientLearner" for name in tied])
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
-        return split, replace(self, engine=CompiledEngine(self.engine, compile_))
+        return with_traced_norms(split), replace(self, engine=CompiledEngine(self.engine, compile_))
 
 
 def _normaliser(split: Split, first: Inputs, y: Target) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 from weakref import WeakSet
@@ -23,24 +23,16 @@ _WATCHED: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
-def tangent_kernels(*parts: nn.Module, still: bool = False) -> Iterator[None]:
+def tangent_kernels(*parts: nn.Module) -> Iterator[None]:
     """Use kernels that have a forward-mode rule while tangents are pushed, and any kernel otherwise.
 
     Attention runs as matmul and softmax, and modules of torch run without their fused path for evaluation. Parts with
     an LSTM, GRU or RNN also run without oneDNN and cuDNN, whose kernels for them have no rule; weight norm and the
     grouped products of experts are written out. Parts of reduced precision compute norms in float32. The first such
     pass of a process logs it.
-
-    Args:
-        parts: The modules that run.
-        still: Whether some of their parameters carry no tangent, which compiled norms need to know.
     """
-    if forward_ad._current_level < 0:
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         yield
-        return
-    if torch.compiler.is_compiling():  # callers of compiled code choose its kernels for attention
-        with TangentNorms() if still or has_reduced_precision(*parts) else nullcontext():
-            yield
         return
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:

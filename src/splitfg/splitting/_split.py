@@ -243,8 +243,7 @@ class Split(SplitParameters):
 
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
-            still = len(own) < len(self._trunk_names)
-            with tangent_kernels(self.trunk, still=still), constant_padding(padded if own else ()):
+            with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
                 h: Tensor = self._passes.call(
                     self.trunk, own, inputs, named, places=self._trunk_places, written=written
                 )
@@ -259,7 +258,7 @@ class Split(SplitParameters):
 
         def f(params: Params) -> Tensor:
             h = trunk({name: p for name, p in params.items() if name not in excluded})
-            with tangent_kernels(self.head, still=any(name not in params for name in self._head_names.values())):
+            with tangent_kernels(self.head):
                 return self.head.loss(self.head_view(params), h, y, normaliser)
 
         return f
