@@ -204,14 +204,14 @@ class RunFolder:
         """
         with locked(self.path, wait=False) as got:
             if not got:
-                raise BusyError(f"another process is running in {self.path}; wait for it or stop it")
+                raise BusyError(f"another process is running in {self.path}; wait for it or stop it. With --share, other runs come first")
             self._remove_leftovers()
             yield
 
     def require_free(self) -> None:
         """Raise a :class:`BusyError` if another process runs here, or on a host that shares the folder."""
         if is_held_elsewhere(self.path):
-            raise BusyError(f"another host is running in {self.path}; wait for it or stop it")
+            raise BusyError(f"another host is running in {self.path}; wait for it or stop it. With --share, other runs come first")
         with self.locked():
             return
 

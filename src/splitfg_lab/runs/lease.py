@@ -212,7 +212,7 @@ def _take_over(path: Path, own: Holder, ttl: float) -> None:
 
 def _busy(path: Path, there: Holder | None) -> BusyError:
     who = "another host" if there is None else f"process {there.pid} on {there.host}"
-    return BusyError(f"{who} is running in {path.parent}; wait for it or stop it")
+    return BusyError(f"{who} is running in {path.parent}; wait for it or stop it. With --share, other runs come first")
 
 
 def _write(path: Path, own: Holder) -> None:
