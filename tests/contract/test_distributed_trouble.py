@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,6 +94,24 @@ def test_a_difference_is_one_error_in_all(crew, kind, words):
     found = crew.errors(differing, kind)
     assert len(set(found)) == 1
     assert re.search(words, found[0][1]), found[0]
+
+
+class Learning:
+    """Counts the rows of its process."""
+
+    def __call__(self, split, x, y, *, generator):
+        estimate = splitfg.Backprop()(split, x, y, generator=generator)
+        return replace(estimate, state_update={"rows": torch.tensor(float(len(x)))})
+
+
+def learns_alone(rank):
+    estimated(DistributedEstimator(Learning(), whole_batches=True), *network())
+
+
+def test_state_that_each_process_learns_by_itself_is_an_error(crew):
+    for kind, message in crew.errors(learns_alone):
+        assert kind == "SplitError"
+        assert "Learning learns from the rows of one process" in message
 
 
 def side_by_side(rank):

@@ -210,9 +210,8 @@ class DistributedEstimator:
             if isinstance(self.estimator, PartialEstimator):
                 return self.estimator.part(split, x, y, generator=generator, share=share), None
             estimate = self.estimator(split, x, y, generator=generator)
-            return Partial(
-                estimate.loss, estimate.grads, estimate.stats, state_update=dict(estimate.state_update)
-            ), None
+            raise_if(_state_problems(self.estimator, estimate))
+            return Partial(estimate.loss, estimate.grads, estimate.stats), None
         except Exception as error:
             if skip_checks():
                 raise
@@ -228,6 +227,14 @@ class DistributedEstimator:
                 [f"the batch has fewer rows than the {parts} processes that divide it: use larger batches"]
             )
         check_batch(split, x, y, tangents=False)
+
+
+def _state_problems(estimator: Estimator, estimate: Estimate) -> list[str]:
+    """List the problem of learned state that every process would change by its own rows."""
+    if not estimate.state_update:
+        return []
+    name = type(estimator).__name__
+    return [f"{name} learns from the rows of one process, so that its state would differ: make it a PartialEstimator"]
 
 
 _DRAWS = "draw from it in all processes or in none"

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 from splitfg_lab.files import TEMPORARY
 from splitfg_lab.runs._errors import ConfigError, RunError
 from splitfg_lab.runs.config import Difference, differences, from_json, to_json
-from splitfg_lab.runs.lease import BusyError, is_held_elsewhere
+from splitfg_lab.runs.lease import WAIT, BusyError, is_held_elsewhere
 from splitfg_lab.runs.record import RunReport, Status, read_report, write_report
 from splitfg_lab.runs.storage import locked, make_folder, read_json, write_atomic, write_json
 
@@ -204,14 +204,14 @@ class RunFolder:
         """
         with locked(self.path, wait=False) as got:
             if not got:
-                raise BusyError(f"another process is running in {self.path}; wait for it or stop it. With --share, other runs come first")
+                raise BusyError(f"another process is running in {self.path}; {WAIT}")
             self._remove_leftovers()
             yield
 
     def require_free(self) -> None:
         """Raise a :class:`BusyError` if another process runs here, or on a host that shares the folder."""
         if is_held_elsewhere(self.path):
-            raise BusyError(f"another host is running in {self.path}; wait for it or stop it. With --share, other runs come first")
+            raise BusyError(f"another host is running in {self.path}; {WAIT}")
         with self.locked():
             return
 

@@ -31,6 +31,10 @@ TTL_S: Final = 60.0
 """Seconds without a sign of life after which another host may take over."""
 
 
+WAIT = "wait for it or stop it; with --share, other runs come first"
+"""The cure where a run is in use."""
+
+
 class BusyError(RunError):
     """Another process, here or on another host, runs in the folder."""
 
@@ -212,7 +216,7 @@ def _take_over(path: Path, own: Holder, ttl: float) -> None:
 
 def _busy(path: Path, there: Holder | None) -> BusyError:
     who = "another host" if there is None else f"process {there.pid} on {there.host}"
-    return BusyError(f"{who} is running in {path.parent}; wait for it or stop it. With --share, other runs come first")
+    return BusyError(f"{who} is running in {path.parent}; {WAIT}")
 
 
 def _write(path: Path, own: Holder) -> None:
