@@ -92,8 +92,8 @@ class LocalHeads:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the learner and of the outer steps.
 
-        After an exchange it is equal in all processes but for the optimizer's state of the heads, such as Adam's running
-        means: a training that resumes from the state of one process goes on with those of that process in all of them.
+        After an exchange it is equal in all processes, except for the optimizer's state of the heads, such as Adam's
+        running means. A training that resumes from the state of one process uses that process's in all of them.
         """
         return {**self.learner.state_dict(), "outer": {"last": self._last, "mean": self._mean}}
 
