@@ -39,7 +39,9 @@ class TestRefusals:
 
     def test_control_flow_by_value(self):
         with pytest.raises(SplitError, match=r"torch\.fx cannot trace the model.*Split\(trunk, head\)"):
-            split(ByValue(), "middle")
+            split(ByValue(), "middle", check=False)
+        with pytest.raises(SplitError, match=r"not from middle.*Split\(trunk, head\)"):
+            split(ByValue(), "middle", example=noise(4, 4).float())
 
     def test_a_module_called_twice(self):
         class TwiceCalled(nn.Module):

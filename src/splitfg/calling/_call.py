@@ -38,13 +38,16 @@ def places_of(module: nn.Module) -> Places:
 
 
 @contextmanager
-def eager_parts(module: nn.Module) -> Iterator[None]:
-    """Run parts that the user has compiled in eager code: compiled code ignores hooks that are added later."""
+def eager_parts(module: nn.Module) -> Iterator[bool]:
+    """Run parts that the user has compiled in eager code: compiled code ignores hooks that are added later.
+
+    Gives whether there are any.
+    """
     if torch.compiler.is_compiling() or not any(_is_compiled(part) for part in module.modules()):
-        yield
+        yield False
         return
     with torch.compiler.set_stance("force_eager"):
-        yield
+        yield True
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -18,14 +18,15 @@ from splitfg.calling._generators import same_generators
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
 _CONTAINERS = (*_MAPPINGS, *_COLLECTIONS)
+_SIMPLE = frozenset((bool, int, float, str, type(None)))
 
 
 @contextmanager
 def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[None]:
     """Restore the attributes of modules after one forward pass, also if it raises.
 
-    Covers containers in attributes, such as lists and caches, and the values of buffers that earlier passes were
-    observed to write to in place.
+    Covers containers and dataclasses in attributes, such as lists and caches, and the values of buffers that earlier
+    passes were observed to write to in place.
     """
     if torch.compiler.is_compiling():  # compiled code has side effects only on copies of the attributes
         yield
@@ -127,7 +128,10 @@ class _Snapshot:
         return ForwardState(contents, [(t, t.detach().clone()) for t in self.written()])
 
     def _add(self, value: Any) -> None:
-        if type(value) in _CONTAINERS:
+        kind = type(value)
+        if kind in _SIMPLE:
+            return
+        if kind in _CONTAINERS:
             if id(value) not in self._contents:
                 content = value.copy()
                 self._contents[id(value)] = value, content
@@ -136,9 +140,13 @@ class _Snapshot:
         elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             stored = self._stored is None or id(value) in self._stored
             self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
+        elif hasattr(kind, "__dataclass_fields__") and hasattr(value, "__dict__"):
+            self._add(vars(value))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 

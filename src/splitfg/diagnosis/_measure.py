@@ -166,7 +166,7 @@ def _trunk_gradient(layout: Layout, like: Params, head: Params, estimate: Estima
 def _signal_to_noise(g: Params, energy: float, K: int) -> dict[str, float]:
     """Compute K ‖g_p‖² / (n_p ‖g‖² + ‖g_p‖²) for every parameter p of n_p numbers."""
     own = {n: v.square().sum().item() for n, v in g.items()}
-    return {n: K * own[n] / (v.numel() * energy + own[n]) if energy > 0 else 0.0 for n, v in g.items()}
+    return {n: K * own[n] / (v.numel() * energy + own[n]) if energy > 0 and v.numel() else 0.0 for n, v in g.items()}
 
 
 def _lost(head: Params, divisor: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +108,8 @@ class _Reverse:
 
     def __call__(self, x: Inputs, y: Target, micro_batch: int | None) -> Estimate:
         batch = list(parts(x, y, micro_batch))
-        loss, grads = self._through_closed_head(batch, y) if self.closed_head else self._through_all(batch, y)
+        with _explained():
+            loss, grads = self._through_closed_head(batch, y) if self.closed_head else self._through_all(batch, y)
         check_loss(loss)
         estimate = Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
         return with_state(self.split, batch, estimate)
@@ -158,7 +159,7 @@ class _Reverse:
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         wanted = list(leaves.values())
         # checkpointed blocks run once more, with effects on their state
-        with self.twin.restored(), _explained(checkpointed=self.twin is not self.split):
+        with self.twin.restored(), nullcontext() if self.twin is self.split else _runs_again():
             grads = torch.autograd.grad(output, wanted, u, allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, each_its_own(grads), strict=True))
 
@@ -171,18 +172,34 @@ class _Reverse:
 
 
 @contextmanager
-def _explained(*, checkpointed: bool) -> Iterator[None]:
+def _explained() -> Iterator[None]:
+    """Turn errors of torch about reverse mode into a :class:`SplitError` with a cure."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
+    except NotImplementedError as error:
+        cure = "use SplitFG(engine=CentralDifference()), or write it with other operators"
+        raise SplitError([f"torch has no backward rule for an operator of the trunk ({error}): {cure}"]) from error
     except RuntimeError as error:
         if "use_reentrant" in str(error):
             words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
             raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
-        if checkpointed:
-            raise SplitError([f"a checkpointed block fails when it runs again ({error}): {_RUNS_TWICE}"]) from error
+        if "Inference tensors" in str(error):
+            words = "inputs or constants of the trunk were made under torch.inference_mode()"
+            raise SplitError([f"{words}, and reverse mode cannot save them: use .clone() on them"]) from error
         raise
+
+
+@contextmanager
+def _runs_again() -> Iterator[None]:
+    """Explain the error of a checkpointed block that fails when it runs once more."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, NotImplementedError):
+        raise
+    except RuntimeError as error:
+        if "use_reentrant" in str(error):
+            raise
+        raise SplitError([f"a checkpointed block fails when it runs again ({error}): {_RUNS_TWICE}"]) from error
 
 
 _RUNS_TWICE = (
@@ -192,7 +209,9 @@ _RUNS_TWICE = (
 
 
 def _check_reverse(split: Split) -> None:
-    """Raise :class:`SplitError` for a black box: its gradient would be a silent zero."""
+    """Raise :class:`SplitError` for a black box and in inference mode: the gradient would be a silent zero."""
+    if torch.is_inference_mode_enabled():
+        raise SplitError(["reverse mode does not work under torch.inference_mode(): leave it, or use SplitFG()"])
     if isinstance(split.trunk, ForwardOnlyTrunk):
         kind = type(split.trunk).__name__
         cure = "use SplitFG(engine=CentralDifference()), or FrozenTrunk() for the head alone"

@@ -100,7 +100,10 @@ def _made_by(name: str | None, returned: Tensor, made: Made) -> bool:
 def _what_differs(readout: str | None, returned: Tensor, made: Made, *, traced: bool) -> str:
     makers = [name for name, _, output in made if output() is returned and name != readout]
     if readout and makers:
-        return f"the model's outputs come from {makers[0]}, not from {readout}: cut there with at={makers[0]!r}"
+        return (
+            f"the model's outputs come from {makers[0]}, not from {readout}: cut there with at={makers[0]!r}, or build"
+            " Split(trunk, head) yourself"
+        )
     if any(name == readout and shape == (*returned.shape, 1) for name, shape, _ in made):
         return _squeezed(returned)
     # models of transformers are cut without a trace of the operations after the layer

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from torch import Tensor, fx, nn
 
-from splitfg.calling import call, places_of, preserved
+from splitfg.calling import call, eager_parts, places_of, preserved
 from splitfg.errors import SplitError
+from splitfg.splitting._passes import same_parameters
 from splitfg.splitting._replace import submodule
 from splitfg.types import Params
 
@@ -121,22 +123,25 @@ class _OneMode(nn.Module):
         return self.traced(*inputs, **named)
 
 
-def is_readout(model: nn.Module, name: str, graph: fx.Graph | None) -> bool:
+def is_readout(model: nn.Module, name: str, graph: fx.Graph | None, *, check: bool = True) -> bool:
     """Whether the named module is the linear layer whose output the model returns.
 
-    Assumes so for the last linear layer; :func:`~splitfg.splitting.checks.check_batch` validates it on the first batch.
+    Assumes so for the last linear layer, and for any one of a model that cannot be traced if the first batch validates
+    it (``check``).
     """
     if not isinstance(submodule(model, name), nn.Linear):
         return False
-    if graph is None or name == last_linear(model, graph):
-        return name == last_linear(model, graph)
+    if name == last_linear(model, graph):
+        return True
+    if graph is None:
+        return check
     calls = [n for n in graph.nodes if n.op == "call_module" and n.target == name]
     return len(calls) == 1 and all(user.op == "output" for user in calls[0].users)
 
 
 def _traced(model: nn.Module, name: str, mode: bool) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the graph and the constants in it, by name; the trace leaves the model as it was."""
-    with preserved(model):
+    with preserved(model), same_parameters([model]), _through_compiled(model):
         model.train(mode)
         known = set(vars(model))
         try:
@@ -146,6 +151,19 @@ def _traced(model: nn.Module, name: str, mode: bool) -> tuple[fx.Graph, dict[str
             raise SplitError([f"torch.fx cannot trace the model, to cut it at {name} ({error}): {cure}"]) from error
         new = {k: v for k, v in vars(model).items() if k not in known}
         return graph, {k: v for k, v in new.items() if isinstance(v, Tensor)}
+
+
+@contextmanager
+def _through_compiled(model: nn.Module) -> Iterator[None]:
+    """Let a trace enter modules that the user has compiled."""
+    with eager_parts(model) as compiled:
+        if not compiled:
+            yield
+            return
+        from torch._dynamo import config
+
+        with config.patch(error_on_nested_fx_trace=False):
+            yield
 
 
 class _Tracer(fx.Tracer):
@@ -175,7 +193,7 @@ def _require_h_alone(later: list[fx.Node], h: fx.Node, name: str) -> None:
     inside = {h, *later}
     outside = {n for node in later for n in node.all_input_nodes if n not in inside and n.op != "get_attr"}
     if outside:
-        listed = ", ".join(sorted(str(n.target) for n in outside))
+        listed = ", ".join(sorted(str(getattr(n.target, "__name__", n.target)) for n in outside))
         raise SplitError([f"the part after {name} also reads {listed}, not h alone: cut where all paths have joined"])
 
 

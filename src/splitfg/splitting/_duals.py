@@ -28,8 +28,8 @@ def without_graph(split: Split, x: Inputs) -> TrunkFunction:
 
 @contextmanager
 def dual_pass(split: Split, v: Params) -> Iterator[Params]:
-    """Enter forward mode and give the trunk's parameters with the tangents v."""
-    with forward_ad.dual_level():
+    """Enter forward mode and give the trunk's parameters with the tangents v; compiled functions run in eager code."""
+    with forward_ad.dual_level(), torch.compiler.set_stance("force_eager"):
         yield {name: forward_ad.make_dual(p, v[name]) for name, p in split.trunk_params().items()}
 
 

@@ -94,7 +94,7 @@ def split(
         trunk, made = _cut_hugging_face(model, at, loss, head, interface, named=output is not None)
     else:
         interface = Interface(output)
-        trunk, made = _cut_any(model, at, loss if loss is not None else CrossEntropy(), head, interface)
+        trunk, made = _cut_any(model, at, loss if loss is not None else CrossEntropy(), head, interface, check)
     result = Split(trunk, made, tied=tied, model=model, interface=interface, check=check)
     problem = None if example is None else result.disagreement(example)
     raise_if([] if problem is None else [problem])
@@ -107,11 +107,12 @@ def _cut_any(
     loss: OutputLoss,
     head: Callable[[nn.Module, OutputLoss], Head] | None,
     interface: Interface,
+    check: bool,
 ) -> tuple[nn.Module, Head]:
     graph = graph_of(model)
     name = _named_or_last(model, at, graph)
     layer = submodule(model, name)
-    if head is None and is_readout(model, name, graph) and has_closed_form(layer):
+    if head is None and is_readout(model, name, graph, check=check) and has_closed_form(layer):
         assert isinstance(layer, nn.Linear)
         return without(model, name, interface), LinearHead(layer, loss=loss)
     if head is None and at is None:

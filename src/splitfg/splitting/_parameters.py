@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -99,10 +100,10 @@ class SplitParameters:
         trained, trunk, head = self.trained_params(), self.trunk_params(), self.head_params()
         if not trained:
             found.append("no parameter requires a gradient: set requires_grad=True on those to train")
-        if any(p.is_inference() for p in self.model.parameters()):
+        if any(t.is_inference() for t in chain(self.model.parameters(), self.model.buffers())):
             found.append(
-                "parameters were made under torch.inference_mode(), which forbids training them: build the model"
-                " outside of it, or load its state_dict into a new one"
+                "parameters or buffers were made under torch.inference_mode(), which forbids training with them: build"
+                " the model outside of it, or load its state_dict into a new one"
             )
         numbers = [n for n, p in trained.items() if p.is_complex()]
         if numbers:

@@ -97,22 +97,29 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
     problems = [
         f"the forward pass writes in place to {what}, a tensor that is not registered: use register_buffer, so that"
         " estimates can run several passes on copies of it"
-        for what in strangers
+        for what in dict.fromkeys(strangers)
     ]
     return Traits(not before.same_in_torch(after), bool(state), before.changed_elsewhere(after)), problems
 
 
-def written_inputs(copies: Inputs) -> list[str]:
-    """List the problem of a pass that wrote to its inputs, fresh copies of a batch, in place."""
-    written = [t for t in pytree.tree_leaves(copies) if isinstance(t, Tensor) and t._version > 0]
-    words = "so that every pass of an estimate would get another batch: compute new tensors instead"
-    return [f"the model writes to its inputs in place, {words}"] if written else []
+def copied_inputs(x: Inputs) -> tuple[Inputs, Callable[[], list[str]]]:
+    """Return copies of a batch, and a function that lists the problem of a pass that has written to them in place."""
+    copies: Inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), x)
+    versions = [(t, t._version) for t in pytree.tree_leaves(copies) if isinstance(t, Tensor) and not t.is_inference()]
+
+    def problems() -> list[str]:
+        words = "so that every pass of an estimate would get another batch: compute new tensors instead"
+        written = any(t._version != version for t, version in versions)
+        return [f"the model writes to its inputs in place, {words}"] if written else []
+
+    return copies, problems
 
 
 @contextmanager
 def same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Restore parameters that are written to in place, which the validation of the first batch reports."""
-    kept = {id(p): (p, p._version, p.detach().clone()) for part in parts for p in part.parameters()}
+    held = (p for part in parts for p in part.parameters() if not p.is_inference())
+    kept = {id(p): (p, p._version, p.detach().clone()) for p in held}
     try:
         yield
     finally:

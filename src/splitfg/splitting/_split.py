@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
 from splitfg.errors import SplitError, raise_if
@@ -23,7 +22,7 @@ from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._own_loss import own_loss_problems
 from splitfg.splitting._padding import constant_padding, padded_tables
 from splitfg.splitting._parameters import SplitParameters
-from splitfg.splitting._passes import Passes, observe, skip_checks, written_inputs
+from splitfg.splitting._passes import Passes, copied_inputs, observe, skip_checks
 from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
@@ -143,9 +142,9 @@ class Split(SplitParameters):
         if flags not in known:
             if skip_checks() or isinstance(self.trunk, ForwardOnlyTrunk):
                 return Traits()  # a device may be noisy and slow
-            parts, given = [self.trunk, self.head, self.model], pytree.tree_map_only(Tensor, torch.clone, x)
+            parts, (given, written) = [self.trunk, self.head, self.model], copied_inputs(x)
             known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(given))
-            raise_if(problems + written_inputs(given))
+            raise_if(problems + written())
         return known[flags]
 
     @property

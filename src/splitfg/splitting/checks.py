@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -102,10 +102,27 @@ def begin_step(
     part, _ = next(parts(x, y, micro_batch))
     if not split.check or _traits(split, part) is not _UNKNOWN:
         split = split.for_step(part, generator)
-    split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
+    with _explained_part(split, x, micro_batch):
+        split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
     if not reverse and not isinstance(split.trunk, ForwardOnlyTrunk):
         split.validate_once(HOOKS, lambda: warn_of_hooks(split, part))
     return split
+
+
+@contextmanager
+def _explained_part(split: Split, x: Inputs, micro_batch: int | None) -> Iterator[None]:
+    """Explain the error of a trunk that runs on a whole batch and not on a part of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if micro_batch is None:
+            raise
+        try:
+            split.h(x)
+        except Exception:
+            raise error from None
+        words = f"the trunk runs on the whole batch and not on {micro_batch} of its rows ({error})"
+        raise SplitError([f"{words}: pass micro_batch=None"]) from error
 
 
 def _traits(split: Split, x: Inputs) -> Traits:
@@ -249,9 +266,10 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     elsewhere = _read_elsewhere(split, h)
     if elsewhere:
         return [
-            f"the trunk reads {shorten(elsewhere)} from elsewhere than a module's attribute, such as a list, a closure"
-            " or a stored result, where an estimate cannot replace them: read parameters in forward() as attributes of"
-            " the module that registers them"
+            split.disagreement(x)
+            or f"the trunk reads {shorten(elsewhere)} from elsewhere than a module's attribute, such as a list, a"
+            " closure or a stored result, where an estimate cannot replace them: read parameters in forward() as"
+            " attributes of the module that registers them"
         ]
     sources = _traits(split, x).foreign
     # a draw that decides whether to skip a layer may come out the same twice
