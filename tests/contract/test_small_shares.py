@@ -11,8 +11,9 @@ from _toolkit import classes, generator, noise, seeded
 from test_lost_tangents import Applied, square, wrong
 from torch import nn
 
-from splitfg import Backprop, ForwardMode, SplitFG, split
+from splitfg import Backprop, ForwardGradient, ForwardMode, Gaussian, ReverseModeHead, Split, SplitFG, split
 from splitfg.splitting import tangent_problems
+from splitfg.tangents import Layout
 
 X, Y = noise(5, 3, dtype=torch.float32), classes(5, count=3)
 
@@ -132,3 +133,40 @@ def test_no_trained_parameter_has_an_effect():
         assert set(grads) == {"trunk.0.weight", "trunk.0.bias"}
         assert not any(g.any() for g in grads.values())
     assert state_of(s.model) == before
+
+
+class Readout(nn.Module):
+    """A nonlinear head."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 4), nn.Linear(4, 3), function
+
+    def forward(self, h):
+        return self.last(self.function(self.first(h)))
+
+
+def under_no_grad(z):
+    with torch.no_grad():
+        return z * torch.sigmoid(z)
+
+
+HEADS = {"wrong jvp": wrong(0.5).apply, "operator": square, "no_grad": lambda z: z + 0.1 * under_no_grad(z)}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_forward_gradients_check_the_head(name):
+    """Split-FG differentiates the head by reverse mode, and needs no forward rules in it."""
+    s = Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ReverseModeHead(Readout(HEADS[name])))
+    (problem,) = refused(ForwardGradient(2), s, X, Y)
+    assert "the head" in problem
+    found = SplitFG(2)(s, X, Y, generator=generator()).stats.scores
+    g = Backprop()(s, X, Y).grads
+    layout = Layout.of(s.trunk_params())
+    expected = Gaussian().draw(layout, 2, generator()) @ layout.flatten({n: g[n] for n in s.trunk_params()})
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_forward_gradients_of_right_heads():
+    s = Split(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), ReverseModeHead(Readout(wrong(1.0).apply)))
+    assert ForwardGradient(2)(s, X, Y, generator=generator()).grads

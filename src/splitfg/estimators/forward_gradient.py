@@ -11,6 +11,7 @@ from torch import Tensor
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk, with_traced_norms
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
+from splitfg.estimators._head_tangents import check_head_tangents
 from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
@@ -50,6 +51,7 @@ class ForwardGradient(TangentSettings):
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
         split, batch = self.begun(split, x, y, generator)
+        check_head_tangents(self.engine, split, *batch[0])
         with torch.no_grad():
             source = self.source(self.layout(split), generator)
             total, scores = self.combine.start(source), []
@@ -65,6 +67,7 @@ class ForwardGradient(TangentSettings):
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
         split, batch = self.begun(split, x, y, generator)
+        check_head_tangents(self.engine, split, *batch[0])
         with torch.no_grad():
             source = self.source(self.layout(split), generator, remember=True)
             normaliser = _normaliser(split, batch[0][0], y)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -54,15 +56,35 @@ class ReverseModeHead(OpaqueHead):
         if not trained:
             return HeadGradient(*self._loss_and_u(h, target, normaliser), {})
 
-        def loss(params: Params, h: Tensor) -> Tensor:
-            return self.loss({**every, **params}, h, target, normaliser)
+        def loss(moved: Params) -> Tensor:
+            own = {name: p for name, p in moved.items() if name != _H}
+            return self.loss({**every, **own}, moved[_H], target, normaliser)
 
-        (grads, u), value = torch.func.grad_and_value(loss, argnums=(0, 1))(trained, h)
+        value, grads = _differentiated(loss, {_H: h, **trained})
+        u = grads.pop(_H)
         return HeadGradient(value, u, dict(zip(grads, each_its_own(grads.values()), strict=True)))
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
-        def loss(h: Tensor) -> Tensor:
-            return self.loss(self.params(), h, target, normaliser)
+        def loss(moved: Params) -> Tensor:
+            return self.loss(self.params(), moved[_H], target, normaliser)
 
-        u, value = torch.func.grad_and_value(loss)(h)
-        return value, u
+        value, grads = _differentiated(loss, {_H: h})
+        return value, grads[_H]
+
+
+_H = ""  # among parameters, whose names are not empty
+
+
+def _differentiated(f: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Params]:
+    """Return f and its gradient; by autograd's tape if f calls functions that :mod:`torch.func` does not support."""
+    try:
+        grads, value = torch.func.grad_and_value(f)(params)
+    except RuntimeError as error:
+        if torch.compiler.is_compiling() or "functorch" not in str(error):
+            raise
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with torch.enable_grad():
+            value = f(leaves)
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return value.detach(), dict(zip(leaves, found, strict=True))
+    return value, grads

@@ -10,10 +10,11 @@ from splitfg.splitting._norms import has_reduced_precision
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._roles import Role, Tied
-from splitfg.splitting._split import TANGENTS, Split, require_split
+from splitfg.splitting._split import HEAD_TANGENTS, TANGENTS, Split, require_split
 from splitfg.splitting._tangent_checks import tangent_problems
 
 __all__ = [
+    "HEAD_TANGENTS",
     "TANGENTS",
     "Batch",
     "BlackBoxTrunk",

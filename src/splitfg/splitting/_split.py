@@ -33,6 +33,9 @@ FIRST_BATCH = "first batch"
 TANGENTS = "tangents"
 """Key of the comparison of J·v with a finite difference."""
 
+HEAD_TANGENTS = "head tangents"
+"""Key of the comparison of forward mode through a head with the head's own derivative."""
+
 HOOKS = "hooks"
 """Key of the search for hooks on the backward pass."""
 
@@ -124,7 +127,9 @@ class Split(SplitParameters):
         twin = Split(trunk, head, model=self.model, **settings)  # type: ignore[arg-type]
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
-        twin._validated = {(key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HOOKS, *passed}}
+        twin._validated = {
+            (key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HEAD_TANGENTS, HOOKS, *passed}
+        }
         twin._passes, twin._source = self._passes, self
         return twin
 
