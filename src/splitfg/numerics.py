@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def norm(grads: Params, *, like: Tensor | None = None) -> Tensor:
         return torch.zeros(()) if like is None else torch.zeros((), device=like.device)
     values = list(grads.values())
     # one kernel launch for many parameters, without storing their squares
-    each = torch._foreach_norm(values, 2, dtype=wide(values[0].dtype))
+    each = torch._foreach_norm(values, 2, dtype=wide(reduce(torch.promote_types, (v.dtype for v in values))))
     norms: Tensor = torch.linalg.vector_norm(torch.stack(each))
     return norms
 

@@ -13,7 +13,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from splitfg import ActivityFG, Backprop, ForwardGradient, ForwardMode, LinearHead, Split, SplitError, SplitFG, split
+from splitfg import (
+    ActivityFG,
+    Backprop,
+    ForwardGradient,
+    ForwardMode,
+    GradientLearner,
+    LinearHead,
+    Split,
+    SplitError,
+    SplitFG,
+    split,
+)
 from splitfg.compiled import TracedNorm
 
 REDUCED = (torch.bfloat16, torch.float16)
@@ -196,6 +207,24 @@ def test_adapters_of_a_bfloat16_gpt2_as_on_cuda():
     v = SplitFG(4)(s, x, y, generator=generator()).stats.scores
     assert {g.dtype for g in found.grads.values()} == {torch.float32} == {g.dtype for g in exact.grads.values()}
     torch.testing.assert_close(found.stats.scores, v, rtol=0.05, atol=0.05 * float(v.abs().max()))
+
+
+@pytest.mark.parametrize("estimator", [Backprop(), Backprop(closed_head=True), SplitFG(2)], ids=repr)
+def test_a_step_with_a_head_in_float64(estimator):
+    """Gradients of two dtypes are clipped by one norm."""
+
+    class Cast(nn.Module):
+        def forward(self, x):
+            return x.double()
+
+    s = split(seeded(lambda: nn.Sequential(nn.Linear(8, 8), Cast(), nn.Linear(8, 3).double())))
+    x, y = noise(16, 8).float(), classes(16, count=3)
+    grads = estimator(s, x, y, generator=generator()).grads
+    total = torch.cat([g.double().flatten() for g in grads.values()]).norm()
+    learner = GradientLearner(s, estimator, torch.optim.SGD(s.model.parameters(), lr=0.1), max_norm=float(total) / 2)
+    learner.step(x, y, generator=generator())
+    for name, p in s.model.named_parameters():
+        torch.testing.assert_close(p.grad, grads[name] / 2, rtol=1e-5, atol=1e-6)
 
 
 class TestMessages:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from splitfg import Backprop, LearnedFeedback, LinearHead, Split, SplitFG
-from splitfg.learners._agreement import Rounding, disagreements, precision, problems
+from splitfg.learners._agreement import Rounding, disagreements, narrowest_dtype, precision, problems
 from splitfg.numerics import norm
 
 TF32 = 2.0**-11
@@ -126,3 +126,11 @@ def test_precision_follows_autocast_and_dtype():
     assert precision(torch.float64, cpu) == 2.0**-52
     with torch.autocast("cpu", torch.bfloat16):
         assert precision(torch.float32, cpu) == 2.0**-7
+
+
+def test_the_precision_of_a_network_is_that_of_its_narrowest_parameters():
+    """A base in bfloat16 rounds the gradients of adapters in float32, whichever comes first; integers round nothing."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
+    model.codes = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+    assert narrowest_dtype(model) == narrowest_dtype(nn.Sequential(model[1], model[0])) == torch.bfloat16
+    assert narrowest_dtype(nn.Linear(2, 2).double()) == torch.float64

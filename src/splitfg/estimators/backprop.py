@@ -154,7 +154,7 @@ class _Reverse:
     def _grads(self, output: Tensor, leaves: Params, u: Tensor | None) -> Params:
         if not leaves:
             return {}
-        if not output.requires_grad:
+        if not torch.compiler.is_compiling() and not output.requires_grad:
             warn_unreached()
             return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
         wanted = list(leaves.values())

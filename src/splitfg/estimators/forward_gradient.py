@@ -71,7 +71,7 @@ class ForwardGradient(TangentSettings):
         with torch.no_grad():
             source = self.source(self.layout(split), generator, remember=True)
             normaliser = _normaliser(split, batch[0][0], y)
-            loss, scores, start = torch.zeros(()), [], 0
+            loss, scores, start = torch.zeros((), device=source.layout.device), [], 0
             for tangents in source:
                 own = share.within(start, start + len(tangents), self.K)
                 start += len(tangents)

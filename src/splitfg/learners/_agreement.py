@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.splitting import Role, Split
@@ -121,6 +121,12 @@ class Rounding:
             with torch.no_grad():
                 for p, value in zip(params, kept, strict=True):
                     p.copy_(value)
+
+
+def narrowest_dtype(model: nn.Module) -> torch.dtype:
+    """Return the floating-point dtype of a model's parameters that rounds most, such as that of a bfloat16 base."""
+    held = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max(held, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def precision(dtype: torch.dtype, device: torch.device) -> float:

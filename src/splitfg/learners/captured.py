@@ -16,7 +16,8 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Backprop, Estimator, ForwardGradient, MessagingEstimator, SplitFG
 from splitfg.feedback import EveryNth
-from splitfg.learners._agreement import Rounding, disagreements, precision, problems
+from splitfg.learners._agreement import Rounding, disagreements, narrowest_dtype, precision, problems
+from splitfg.learners._capturable import capture_problems
 from splitfg.learners.gradient import GradientLearner
 from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_aside
 from splitfg.types import Estimate, Inputs, StepStats, Target
@@ -57,7 +58,8 @@ class CapturedLearner:
     and :class:`~splitfg.ForwardGradient` with forward mode and :class:`~splitfg.Backprop`, and eager for others.
 
     With a :class:`~splitfg.distributed.DistributedEstimator`, the graph holds the messages of NCCL. Those of gloo pass
-    through the host: steps then run compiled without a graph, with a warning.
+    through the host: steps then run compiled without a graph, with a warning. So do those of
+    :class:`~splitfg.Projection` and of learners with a ``log``.
 
     Args:
         learner: The learner to speed up; the two share all state. Do not call its ``step`` any more.
@@ -92,8 +94,8 @@ class CapturedLearner:
     ) -> None:
         self._eager, self._batches = learner, batches
         self._fast = learner if compile_ is None else learner.with_compiled(compile_)
-        first = next(learner.split.model.parameters())
-        self._dtype, device = first.dtype, first.device
+        device = next(learner.split.model.parameters()).device
+        self._dtype = narrowest_dtype(learner.split.model)
         self._horizon, self._device = horizon, device
         self._aside, self._pool = stream_aside(device), memory_pool(device)
         self._no_target = torch.empty(0)
@@ -105,10 +107,9 @@ class CapturedLearner:
         self._rates: DeviceRates
         self._replays: dict[_Kind, Replay[StepStats]] = {}
         self._generator: torch.Generator | None = None
-        if device.type == "cuda" and learner.log is None and not self._capturable:
-            warnings.warn("messages of gloo cannot be captured: steps run without a CUDA graph; use NCCL", stacklevel=2)
-        if device.type == "cuda" and learner.log is not None:
-            warnings.warn("a CUDA graph cannot call log: steps run without one", stacklevel=2)
+        self._uncapturable = capture_problems(self._fast)
+        if device.type == "cuda" and self._uncapturable:
+            warnings.warn(f"{'; '.join(self._uncapturable)}: steps run without a CUDA graph", stacklevel=2)
         self._start()
 
     @property
@@ -211,12 +212,6 @@ class CapturedLearner:
         """The kind of the present step, which determines its operations: which maps make a measurement."""
         return tuple(maps.due for maps in self._measured)
 
-    @property
-    def _capturable(self) -> bool:
-        estimator = self._fast.estimator
-        silent = not isinstance(estimator, MessagingEstimator) or estimator.capturable
-        return silent and self._eager.log is None
-
     def _random(self) -> bool:
         """Whether the network draws random numbers."""
         return self._eager.split.traits(self._look_up()[0]).random
@@ -227,7 +222,7 @@ class CapturedLearner:
         if random and not self.eager and not self._warned:
             self._warned = True
             warnings.warn(f"{_DRAWS}: steps run without a CUDA graph", stacklevel=5)
-        return random or not self._capturable
+        return random or bool(self._uncapturable)
 
     def _run_eagerly(self, words: str) -> None:
         self._fast, self.eager = self._eager, True
