@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import splitfg
-from splitfg.distributed import DistributedEstimator, Ranks, ShardedHead
+from splitfg.distributed import DistributedEstimator, Ranks, ShardedHead, check_replicas
 
 ROWS = 13
 
@@ -94,6 +94,19 @@ def test_a_difference_is_one_error_in_all(crew, kind, words):
     found = crew.errors(differing, kind)
     assert len(set(found)) == 1
     assert re.search(words, found[0][1]), found[0]
+
+
+def swapped(rank):
+    """The same numbers in another order, in two chunks of the hash."""
+    values = torch.arange(2.0**20 + 8)
+    if rank == 3:
+        values[[1, 2, 7, 2**20 + 7]] = values[[2, 1, 2**20 + 7, 7]]
+    check_replicas(Ranks(), {"values": values})
+
+
+def test_replicas_with_swapped_numbers_are_found(crew):
+    for _, message in crew.errors(swapped):
+        assert message.startswith("values differs between rank 0 and rank 3")
 
 
 class Learning:
