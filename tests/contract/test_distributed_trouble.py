@@ -97,10 +97,10 @@ def test_a_difference_is_one_error_in_all(crew, kind, words):
 
 
 def swapped(rank):
-    """The same numbers in another order, in two chunks of the hash."""
-    values = torch.arange(2.0**20 + 8)
+    """The same numbers in another order."""
+    values = torch.arange(8.0)
     if rank == 3:
-        values[[1, 2, 7, 2**20 + 7]] = values[[2, 1, 2**20 + 7, 7]]
+        values[[1, 2]] = values[[2, 1]]
     check_replicas(Ranks(), {"values": values})
 
 
