@@ -30,6 +30,15 @@ from splitfg.compiled import TracedNorm
 REDUCED = (torch.bfloat16, torch.float16)
 
 
+@pytest.fixture(autouse=True)
+def _float32_by_default():
+    """Dtypes are the subject here, also of a run with float64 as the default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
 class CudaStatistics(TorchDispatchMode):
     """Norms return float32 statistics for a narrower input, as CUDA's kernels do; those of a CPU return narrow ones."""
 
