@@ -67,12 +67,12 @@ def main() -> None:
 
 
 def disturb(root: Path, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Run while killing; returns the seconds from each kill to the next step, for kills and hangs."""
+    """Run while killing at random steps; returns the seconds from each kill to the next step, for kills and hangs."""
     rng = random.Random(0)
     kinds = ["hang"] * args.hangs + ["kill"] * (args.kills - args.hangs)
     rng.shuffle(kinds)
+    due = sorted(rng.sample(range(1, args.steps * 9 // 10), args.kills), reverse=True)
     process, pauses = _start(root, args, restarts=args.kills), {"kill": [], "hang": []}
-    due: float | None = None
     struck: tuple[str, float] | None = None
     assert process.stdout is not None
     for line in process.stdout:
@@ -85,17 +85,16 @@ def disturb(root: Path, args: argparse.Namespace) -> dict[str, list[float]]:
         if struck is not None and now - struck[1] > 1.0:  # events of before the kill may still be in the pipe
             pauses[struck[0]].append(now - struck[1])
             print(f"{struck[0]}: {pauses[struck[0]][-1]:.1f} s, at step {event['step']}", file=sys.stderr)
-            struck, due = None, None
-        if struck is None and due is None and kinds:
-            due = now + rng.uniform(0.2, 3.0)
-        if due is not None and now >= due and struck is None:
+            struck = None
+        if struck is None and due and event["step"] >= due[-1]:
+            due.pop()
             kind = kinds.pop()
             _strike(rng.choice(_workers(process.pid)), kind)
             struck = kind, time.monotonic()
     if process.wait() != 0:
         logs = [path.read_text(encoding="utf-8")[-4000:] for path in root.glob("demo/*/seed0/log.txt")]
         raise RuntimeError("\n".join(["the run failed", *logs]))
-    assert not kinds, f"the run ended before {len(kinds)} of the kills: give it more steps"
+    assert not kinds, f"the run ended before {len(kinds)} of the kills: pass more --steps"
     return pauses
 
 
