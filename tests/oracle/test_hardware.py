@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,29 @@ def test_inferences_are_counted(network, central):
     estimator(network, x, y, generator=torch.Generator().manual_seed(0))
     assert network.trunk.counts.inferences == 8 * (1 + (6 if central else 3))
     assert network.trunk.counts.runs == 2
+
+
+def test_a_device_keeps_its_own_state():
+    """What a device did cannot be undone, so passes restore nothing of it."""
+
+    @dataclass
+    class Counting:
+        device: AnalogDevice
+        runs: int = 0
+
+        def write(self, params):
+            self.device.write(params)
+
+        def run(self, inputs, add, read):
+            self.runs += 1
+            return self.device.run(inputs, add, read)
+
+    wiring = wired()
+    device = Counting(AnalogDevice(wiring))
+    network = splitfg.Split(DeviceTrunk(device, wiring), splitfg.LinearHead(nn.Linear(6, 3).double()))
+    x, y = batch()
+    ActivityPerturbation(K=2)(network, x, y, generator=torch.Generator().manual_seed(0))
+    assert device.runs == network.trunk.counts.runs > 0
 
 
 def test_weights_are_written_only_when_they_change(network):

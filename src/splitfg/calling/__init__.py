@@ -1,6 +1,6 @@
 """Calls of modules with other parameters, after which the module is as it was."""
 
-from splitfg.calling._call import Places, call, eager_parts, places_of
+from splitfg.calling._call import Places, call, eager_code, eager_parts, places_of
 from splitfg.calling._effects import Following, Observed, Traits
 from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
 from splitfg.calling._restore import ForwardState, forward_state, preserved, restored
@@ -14,6 +14,7 @@ __all__ = [
     "Traits",
     "call",
     "drawing_from",
+    "eager_code",
     "eager_parts",
     "forward_state",
     "places_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,8 +47,18 @@ def eager_parts(module: nn.Module) -> Iterator[bool]:
     if torch.compiler.is_compiling() or not any(_is_compiled(part) for part in module.modules()):
         yield False
         return
-    with torch.compiler.set_stance("force_eager"):
+    with eager_code():
         yield True
+
+
+@contextmanager
+def eager_code() -> Iterator[None]:
+    """Run compiled functions in eager code; does not load torch's compiler, without which there are none."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -26,7 +26,8 @@ def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[No
     """Restore the attributes of modules after one forward pass, also if it raises.
 
     Covers containers and dataclasses in attributes, such as lists and caches, and the values of buffers that earlier
-    passes were observed to write to in place.
+    passes were observed to write to in place. The attributes that a module names in ``outside``, such as a device, keep
+    their own state.
     """
     if torch.compiler.is_compiling():  # compiled code has side effects only on copies of the attributes
         yield
@@ -100,7 +101,9 @@ class _Snapshot:
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._tensors: dict[int, tuple[Tensor, int, Tensor | None]] = {}
         self._stored = stored
-        for module in modules_of(parts):
+        modules = list(modules_of(parts))
+        self._outside = {id(getattr(m, name)) for m in modules for name in getattr(m, "outside", ())}
+        for module in modules:
             self._add(vars(module))
 
     def restore(self) -> None:
@@ -129,7 +132,7 @@ class _Snapshot:
 
     def _add(self, value: Any) -> None:
         kind = type(value)
-        if kind in _SIMPLE:
+        if kind in _SIMPLE or id(value) in self._outside:
             return
         if kind in _CONTAINERS:
             if id(value) not in self._contents:

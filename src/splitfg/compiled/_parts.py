@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -63,6 +64,22 @@ def _compiled_head(head: Head, compile_: Compile) -> Head:
     return LinearHead(*head.layers, loss=_CompiledLoss(head.output_loss, compile_), block=head.block)
 
 
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a Python function or method together with its code.
+
+    torch keeps compiled code by code object, and few versions of each: networks that are compiled in one process would
+    use up each other's.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(_own_code(function.__func__), function.__self__)
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace()
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
 class CompiledEngine:
     """An engine that pushes tangents in compiled code.
 
@@ -73,7 +90,7 @@ class CompiledEngine:
 
     def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
         self._chunk, self._biased = engine.chunk, engine.biased
-        self._push = compile_(engine.__call__)
+        self._push = compile_(_own_code(engine.__call__))
 
     @property
     def chunk(self) -> int | None:
@@ -103,7 +120,7 @@ class CompiledTrunk(nn.Module):
     def __init__(self, trunk: nn.Module, compile_: Compile = whole) -> None:
         super().__init__()
         self.inner, self._places = trunk, places_of(trunk)
-        self._run = compile_(_run_trunk)
+        self._run = compile_(_own_code(_run_trunk))
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """Return h for the present parameters, which may be those of a functional call."""
@@ -125,7 +142,7 @@ class _CompiledLoss(OutputLoss):
         super().__init__()
         self.inner = loss
         self._summed, self._accumulate, self._residual = (
-            compile_(f) for f in (loss.summed, loss.accumulate, loss.residual_)
+            compile_(_own_code(f)) for f in (loss.summed, loss.accumulate, loss.residual_)
         )
 
     def fold(self, target: Tensor, width: int) -> Tensor:

@@ -52,6 +52,8 @@ class DeviceTrunk(ForwardOnlyTrunk):
         2
     """
 
+    outside: ClassVar[tuple[str, ...]] = ("device", "counts", "_memory")
+    """Attributes that passes leave as they are: what a device did cannot be undone."""
     fused: ClassVar[bool] = False
     """Whether the device reads the ends of chains of functions, so that splitfg keeps nothing inside them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class BlackBoxTrunk(ForwardOnlyTrunk):
         >>> estimator(network, x, y, generator=torch.Generator()).grads["trunk.w"].shape
         torch.Size([4, 8])
     """
+
+    outside: ClassVar[tuple[str, ...]] = ("_run",)
+    """Attributes that passes leave as they are: what ``run`` did cannot be undone."""
 
     def __init__(self, run: Callable[..., Any], params: Mapping[str, Any]) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import Observed, RandomState, call, drawing_from, places_of, random_state
+from splitfg.calling import Observed, RandomState, call, drawing_from, eager_code, places_of, random_state
 from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
@@ -29,7 +29,7 @@ def without_graph(split: Split, x: Inputs) -> TrunkFunction:
 @contextmanager
 def dual_pass(split: Split, v: Params) -> Iterator[Params]:
     """Enter forward mode and give the trunk's parameters with the tangents v; compiled functions run in eager code."""
-    with forward_ad.dual_level(), torch.compiler.set_stance("force_eager"):
+    with forward_ad.dual_level(), eager_code():
         yield {name: forward_ad.make_dual(p, v[name]) for name, p in split.trunk_params().items()}
 
 
