@@ -194,3 +194,19 @@ def test_reverse_mode_under_inference_mode():
     s = split(Two())
     with torch.inference_mode():
         assert "does not work under torch.inference_mode()" in refused(Backprop(), s, X, Y)[0]
+
+
+class Outside(Two):
+    """Uses a name that splitfg's own trunks give a meaning."""
+
+    def __init__(self):
+        super().__init__()
+        self.outside = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return super().forward(self.outside(x))
+
+
+def test_a_layer_may_have_any_name():
+    estimate = SplitFG(2)(split(Outside()), X, Y, generator=generator())
+    assert "outside.weight" in estimate.grads

@@ -26,8 +26,8 @@ def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[No
     """Restore the attributes of modules after one forward pass, also if it raises.
 
     Covers containers and dataclasses in attributes, such as lists and caches, and the values of buffers that earlier
-    passes were observed to write to in place. The attributes that a module names in ``outside``, such as a device, keep
-    their own state.
+    passes were observed to write to in place. The attributes that a module's class names in ``outside``, such as a
+    device, keep their own state.
     """
     if torch.compiler.is_compiling():  # compiled code has side effects only on copies of the attributes
         yield
@@ -102,7 +102,7 @@ class _Snapshot:
         self._tensors: dict[int, tuple[Tensor, int, Tensor | None]] = {}
         self._stored = stored
         modules = list(modules_of(parts))
-        self._outside = {id(getattr(m, name)) for m in modules for name in getattr(m, "outside", ())}
+        self._outside = {id(vars(m).get(name)) for m in modules for name in _outside(m)}
         for module in modules:
             self._add(vars(module))
 
@@ -145,6 +145,12 @@ class _Snapshot:
             self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
         elif hasattr(kind, "__dataclass_fields__") and hasattr(value, "__dict__"):
             self._add(vars(value))
+
+
+def _outside(module: nn.Module) -> tuple[str, ...]:
+    """Return the attributes that a module's class names in ``outside``, which may mean something else to a user."""
+    names = getattr(type(module), "outside", ())
+    return names if isinstance(names, tuple) else ()
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
