@@ -6,7 +6,7 @@ import pytest
 import torch
 from _steps import RECIPES, estimate_of, every_recipe, made_up, values
 from _toolkit import TiedLanguageModel, classes, mlp_split, noise, seeded
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from torch import nn
 
 from splitfg import (
@@ -82,6 +82,7 @@ class TestRho:
 
 class TestClip:
     @given(st.integers(0, 1000), st.floats(1e-3, 100), st.floats(1e-3, 10))
+    @example(0, 1e-3, 10.0)  # a gradient within the bound
     def test_is_torchs(self, seed, scale, bound):
         s = mlp_split(3, 4, 3)
         before = estimate_of({n: scale * g for n, g in made_up(s, seed).grads.items()})

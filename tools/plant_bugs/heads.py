@@ -67,6 +67,6 @@ BUGS = (
         "calling/_call.py",
         "if not places:",
         "if places is not None:",
-        ("tests/oracle/test_shared_modules.py::test_parameters_stay_what_they_were",),
+        ("tests/oracle/test_shared_modules.py::test_in_compiled_code",),
     ),
 )
