@@ -25,6 +25,7 @@ extensions = [
     "mathml",
     "results_pages",
     "ranks_page",
+    "adapters_page",
 ]
 exclude_patterns = ["_build", "_parts", "notes"]
 highlight_language = "none"  # of docstring equations; code blocks name theirs

@@ -82,7 +82,7 @@ def _made(facts: dict[str, Any]) -> str:
     shared = (
         "other jobs shared the machine, so CPU times are steadier than step times"
         if facts["busy"]
-        else "no other jobs ran"
+        else "every process had a core of its own"
     )
     return (
         f"Measured {facts['date']}, {facts['device']}, {facts['cores']} cores, load {facts['load']:.1f} ({shared}),"

@@ -14,7 +14,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from splitfg_lab.compatibility import UPDATES, page as compatibility_page, read_rows
-from splitfg_lab.experiments import EXPERIMENTS, Experiment
+from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment
 from splitfg_lab.report import report_markdown, write_figures
 
 DOCS = Path(__file__).parents[1]
@@ -53,15 +53,24 @@ def page(experiment: Experiment) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _borrowed(experiment: Experiment) -> list[Experiment]:
+    """Return the other experiments whose numbers the tables of this one show."""
+    cells = [cell for table in experiment.tables for row in table.rows for cell in row.cells if isinstance(cell, Cell)]
+    names = {cell.preset.partition("/")[0] for cell in cells if "/" in cell.preset}
+    return [other for other in EXPERIMENTS if other.name in names]
+
+
 def _records(experiment: Experiment) -> Path:
     return RESULTS / f"{experiment.name}.json"
 
 
 def _tables(experiment: Experiment) -> str:
-    """The report's Markdown below the experiment's own heading; only its own results file is read."""
+    """The report's Markdown below the experiment's own heading; reads no results but those that its tables show."""
+    shown = [experiment, *_borrowed(experiment)]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / _records(experiment).name).symlink_to(_records(experiment).resolve())
-        text = report_markdown(Path(folder) / "no-runs", Path(folder), [experiment])
+        for path in filter(Path.exists, map(_records, shown)):
+            (Path(folder) / path.name).symlink_to(path.resolve())
+        text = report_markdown(Path(folder) / "no-runs", Path(folder), shown, experiment=experiment.name)
     _, _, below = text.partition("\n### ")
     if not below:
         raise ValueError(f"the report on {experiment.name} has no table")

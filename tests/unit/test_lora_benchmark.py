@@ -1,6 +1,7 @@
 """The benchmark of adapters: they are peft's, MeZO is a difference of losses, and the record says enough."""
 
 import importlib
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -67,3 +68,16 @@ def test_command(tmp_path, capsys):
     assert [row["length"] for row in found["attention"]] == list(lora.SMALL.lengths)
     assert {"date", "device", "torch", "git"} <= set(found)
     assert "MeZO" in capsys.readouterr().out
+
+
+def test_the_page_shows_what_is_recorded():
+    root = Path(__file__).parents[2]
+    record = json.loads((root / "benchmarks" / "lora.json").read_text(encoding="utf-8"))
+    spec = importlib.util.spec_from_file_location("adapters_page", root / "docs" / "_ext" / "adapters_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page(record)
+    assert set(record["step"]) == set(lora.METHODS)
+    for name, figures in record["step"].items():
+        assert f"| {name} | {figures.get('error') or format(figures['ms'], ',.0f')} |" in page
+    assert not record["git_dirty"]

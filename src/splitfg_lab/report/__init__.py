@@ -54,13 +54,19 @@ def build_report(runs: Path, results: Path, out: Path, experiments: Sequence[Exp
     return page
 
 
-def report_markdown(runs: Path, results: Path, experiments: Sequence[Experiment] | None = None) -> str:
+def report_markdown(
+    runs: Path, results: Path, experiments: Sequence[Experiment] | None = None, *, experiment: str | None = None
+) -> str:
     """Return the report as one Markdown document.
 
     Args:
         runs: The folder of run folders; may be missing.
         results: The folder of recorded results files; may be missing.
         experiments: The experiments to report on; all by default.
+        experiment: The only one of these to write about; all by default.
+
+    Raises:
+        ValueError: There is no experiment of that name.
 
     Warns:
         UnreadableWarning: Some files could not be read. The report itself lists them too.
@@ -69,7 +75,7 @@ def report_markdown(runs: Path, results: Path, experiments: Sequence[Experiment]
 
     report = view_report(runs, results, experiments)
     _warn(report)
-    return render_markdown(report)
+    return render_markdown(report if experiment is None else report.only(experiment))
 
 
 def print_report(

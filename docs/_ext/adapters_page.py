@@ -1,0 +1,71 @@
+"""Write the page on fine-tuning adapters, ``docs/results/adapters.md``, from ``benchmarks/lora.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parents[1]
+RECORD = DOCS.parent / "benchmarks" / "lora.json"
+PAGE = DOCS / "results" / "adapters.md"
+
+
+def write_page(app: Sphinx) -> None:  # noqa: ARG001
+    text = page(json.loads(RECORD.read_text(encoding="utf-8")))
+    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the Markdown page of a record."""
+    sizes = found["sizes"]
+    blocks = [
+        "---\nhide-toc: true\n---",
+        "# Adapters of a GPT-2: time and memory of a step",
+        f"From `python -m benchmarks.lora --record`: {sizes['layers']} blocks of width {sizes['width']},"
+        f" {sizes['vocabulary']:,} tokens, random weights in bfloat16, adapters of rank {sizes['rank']} in float32,"
+        f" {sizes['rows']} x {sizes['length']} tokens a step, eager code. Memory is what a step needs beyond the"
+        " parameters and the optimizer's state. A step of one method is not worth that of another: the table compares"
+        " costs.",
+        _steps(found["step"]),
+        "## Attention",
+        "Passes with tangents compute attention as matmul and softmax, because the fused kernels have no forward-mode"
+        " rule. One forward pass of the trunk:",
+        _attention(found["attention"]),
+        f"Measured {found['date']}, {found['device']}, {found['threads']} threads, torch {found['torch']}, revision"
+        f" {str(found['git'])[:10]}.",
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _steps(steps: dict[str, dict[str, Any]]) -> str:
+    base = steps["backprop"]
+    rows = [
+        (name, f"{f['ms']:,.0f}", f"{f['ms'] / base['ms']:.2f}", f"{f['step_mib']:,.0f}")
+        if "ms" in f
+        else (name, f["error"], "", "")
+        for name, f in steps.items()
+    ]
+    return _table(("method", "step, ms", "over backprop's", "memory, MiB"), rows)
+
+
+def _attention(cases: list[dict[str, Any]]) -> str:
+    rows = [
+        (f"{case['rows']} x {case['length']}", name, f"{f['ms']:,.0f}", f"{f['step_mib']:,.0f}")
+        for case in cases
+        for name, f in case["passes"].items()
+    ]
+    return _table(("tokens", "attention", "ms", "memory, MiB"), rows)
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
