@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pages import replace_page, table
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
@@ -14,9 +15,7 @@ PAGE = DOCS / "results" / "adapters.md"
 
 
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
-    text = page(json.loads(RECORD.read_text(encoding="utf-8")))
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        PAGE.write_text(text, encoding="utf-8")
+    replace_page(PAGE, page(json.loads(RECORD.read_text(encoding="utf-8"))))
 
 
 def page(found: dict[str, Any]) -> str:
@@ -49,7 +48,7 @@ def _steps(steps: dict[str, dict[str, Any]]) -> str:
         else (name, f["error"], "", "")
         for name, f in steps.items()
     ]
-    return _table(("method", "step, ms", "over backprop's", "memory, MiB"), rows)
+    return table(("method", "step, ms", "over backprop's", "memory, MiB"), rows)
 
 
 def _attention(cases: list[dict[str, Any]]) -> str:
@@ -58,12 +57,7 @@ def _attention(cases: list[dict[str, Any]]) -> str:
         for case in cases
         for name, f in case["passes"].items()
     ]
-    return _table(("tokens", "attention", "ms", "memory, MiB"), rows)
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table(("tokens", "attention", "ms", "memory, MiB"), rows, words=2)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pages import replace_page, table
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
@@ -25,9 +26,8 @@ SHOWN = ("split_fg", "split_fg_local_heads", "ddp")
 
 
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
-    text = page({part: json.loads(path.read_text(encoding="utf-8")) for part, path in RECORDS.items() if path.exists()})
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        PAGE.write_text(text, encoding="utf-8")
+    found = {part: json.loads(path.read_text(encoding="utf-8")) for part, path in RECORDS.items() if path.exists()}
+    replace_page(PAGE, page(found))
 
 
 def page(found: dict[str, Any]) -> str:
@@ -100,7 +100,7 @@ def _scaling(cases: Sequence[dict[str, Any]]) -> str:
         for c in cases
     ]
     header = ("method", "processes", "step, ms", "CPU time, ms", "bytes to the group", "bytes on the wire")
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _limited(cases: Sequence[dict[str, Any]]) -> str:
@@ -113,7 +113,7 @@ def _limited(cases: Sequence[dict[str, Any]]) -> str:
         )
         for c in cases
     ]
-    return _table(("method", "rate", "step, ms", "model, ms"), rows)
+    return table(("method", "rate", "step, ms", "model, ms"), rows)
 
 
 def _delayed(cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -135,7 +135,7 @@ def _delayed(cases: Sequence[dict[str, Any]]) -> list[str]:
         " no longer than the scheduling of the switch and of processes that share few cores; the model leaves it out."
     )
     header = ("processes", "bandwidth", "latency", "bytes", "measured, ms", "model, ms")
-    return ["## Bandwidth and latency, measured", text, _table(header, rows)]
+    return ["## Bandwidth and latency, measured", text, table(header, rows)]
 
 
 def _simulated(cases: Sequence[dict[str, Any]], method: str) -> str:
@@ -145,7 +145,7 @@ def _simulated(cases: Sequence[dict[str, Any]], method: str) -> str:
     }
     places = dict.fromkeys((c["workers"], c["bandwidth"]) for c in cases)
     rows = [(*place, *(cells[*place, latency] for latency in latencies)) for place in places]
-    return _table(("workers", "bandwidth", *latencies), rows)
+    return table(("workers", "bandwidth", *latencies), rows)
 
 
 def _kills(found: dict[str, Any]) -> list[str]:
@@ -189,7 +189,7 @@ def _stages(found: dict[str, Any]) -> list[str]:
         " beside `torch.distributed.pipelining`. First the longest way through a step, in units of a block's forward"
         " pass on one micro-batch, measured with blocks that sleep for a unit (two in reverse); the fastest of"
         f" {found['counted'][0]['steps']} steps, and the formula of `StagedPull`.",
-        _table(
+        table(
             ("method", "stages", "micro-batches", "units", "formula"),
             [(*_stage_row(c), f"{c['units']:.1f}", c["formula"]) for c in found["counted"]],
         ),
@@ -201,18 +201,13 @@ def _stages(found: dict[str, Any]) -> list[str]:
         blocks += [
             f"Blocks that compute: {one['blocks']} a stage, width {one['width']}, {one['rows']} rows. One pull is"
             " biased, backpropagation is not: the table compares times, not what a step is worth.",
-            _table(("method", "stages", "micro-batches", "step, ms"), rows),
+            table(("method", "stages", "micro-batches", "step, ms"), rows),
         ]
     return blocks
 
 
 def _stage_row(case: dict[str, Any]) -> tuple[str, int, int]:
     return STAGE_NAMES[case["method"]], case["stages"], case["micro_batches"]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -11,6 +11,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
+from pages import replace_page
 from sphinx.application import Sphinx
 
 from splitfg_lab.compatibility import UPDATES, page as compatibility_page, read_rows
@@ -33,9 +34,9 @@ def write_pages(app: Sphinx) -> None:  # noqa: ARG001
     """Write the pages of all shipped experiments that have recorded runs."""
     for experiment in EXPERIMENTS:
         if experiment.runner.startswith("splitfg_lab.") and _records(experiment).exists():
-            _replace(PAGES / f"{experiment.name}.md", page(experiment))
+            replace_page(PAGES / f"{experiment.name}.md", page(experiment))
     table = compatibility_page(read_rows(COMPATIBILITY), UPDATES)
-    _replace(PAGES / "compatibility.md", f"---\nhide-toc: true\n---\n\n{table}")
+    replace_page(PAGES / "compatibility.md", f"---\nhide-toc: true\n---\n\n{table}")
 
 
 def page(experiment: Experiment) -> str:
@@ -90,13 +91,6 @@ def _protocol(experiment: Experiment) -> str:
     readme = Path(next(iter(package.__path__))) / "README.md"
     _, _, body = readme.read_text(encoding="utf-8").partition("\n")
     return re.sub(r"^#+ ", lambda found: "#" + found[0], body.strip(), flags=re.MULTILINE)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a page unless it is there already: Sphinx reads changed files again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,7 +1,6 @@
 """The benchmark of adapters: they are peft's, MeZO is a difference of losses, and the record says enough."""
 
 import importlib
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,7 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parents[2]))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
 low_rank = importlib.import_module("benchmarks._low_rank")
 lora = importlib.import_module("benchmarks.lora")
@@ -71,12 +71,9 @@ def test_command(tmp_path, capsys):
 
 
 def test_the_page_shows_what_is_recorded():
-    root = Path(__file__).parents[2]
-    record = json.loads((root / "benchmarks" / "lora.json").read_text(encoding="utf-8"))
-    spec = importlib.util.spec_from_file_location("adapters_page", root / "docs" / "_ext" / "adapters_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page = module.page(record)
+    adapters_page = importlib.import_module("adapters_page")
+    record = json.loads((ROOT / "benchmarks" / "lora.json").read_text(encoding="utf-8"))
+    page = adapters_page.page(record)
     assert set(record["step"]) == set(lora.METHODS)
     for name, figures in record["step"].items():
         assert f"| {name} | {figures.get('error') or format(figures['ms'], ',.0f')} |" in page

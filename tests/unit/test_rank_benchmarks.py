@@ -17,6 +17,9 @@ RECORDS = {
 RANKS, LINKS, STAGES, HOSTS = (RECORDS[name] for name in ("ranks", "links", "stages", "hosts"))
 
 
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)

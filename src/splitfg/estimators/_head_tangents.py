@@ -7,15 +7,12 @@ from torch import Tensor
 
 from splitfg.engines import ForwardMode
 from splitfg.heads import LinearHead, ProbedHead
-from splitfg.numerics import norm
+from splitfg.numerics import derivative_rounding, norm
 from splitfg.splitting import HEAD_TANGENTS, Split, tangent_kernels
 from splitfg.splitting.checks import check_h, skip_checks
 from splitfg.types import Engine, Inputs, Params, Target
 
 _DIRECTIONS = 3
-# Relative error that rounding explains; on a GPU in float32, that of TF32.
-_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-_TF32, _NARROW = 1e-2, 0.1
 _H = ""  # among parameters, whose names are not empty
 _CURE = "use SplitFG(), which differentiates the head by reverse mode, or engine=CentralDifference()"
 
@@ -57,7 +54,7 @@ def head_problems(split: Split, x: Inputs, y: Target) -> list[str]:
         return [f"forward mode does not work in the head ({str(error).splitlines()[0]}): {_CURE}"]
     expected = torch.stack([v[n].double().flatten(1) @ g.double().flatten() for n, g in gradient.items()]).sum(0)
     size = norm(gradient)
-    if bool((found.double() - expected).abs().max() <= _error(h) * size):
+    if bool((found.double() - expected).abs().max() <= derivative_rounding(h.dtype, h.device) * size):
         return []
     return [
         "forward mode through the head does not give the derivative that reverse mode gives: an operator of the head"
@@ -67,9 +64,3 @@ def head_problems(split: Split, x: Inputs, y: Target) -> list[str]:
 
 def _nth(v: Params, k: int) -> Params:
     return {name: direction[k : k + 1] for name, direction in v.items()}
-
-
-def _error(h: Tensor) -> float:
-    if h.dtype == torch.float32 and h.device.type != "cpu":
-        return _TF32
-    return _ROUNDING.get(h.dtype, _NARROW)

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import Observed, RandomState, call, drawing_from, eager_code, places_of, random_state
+from splitfg.numerics import derivative_rounding
 from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Params, TrunkFunction
@@ -114,10 +115,6 @@ def each_call(split: Split, leave: Callable[[str, nn.Module, Call, Any], None]) 
 
 # Random cotangents of a comparison: an error is missed if it is nearly orthogonal to all of them.
 _COTANGENTS = 3
-# Relative error of <c, J v> - <Jᵀ c, v> that rounding explains; on a GPU in float32, that of TF32.
-_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-_TF32 = 1e-2
-_NARROW_ROUNDING = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +135,7 @@ class Pulled:
     def agrees(self, tangent: Tensor, dtype: torch.dtype) -> bool:
         """Whether an output's tangent has the products of reverse mode: |<c, tangent - J v>| ≤ ε ‖tangent‖."""
         tangent = tangent.double()
-        error = _ROUNDING.get(dtype, _NARROW_ROUNDING)
-        if dtype == torch.float32 and tangent.device.type != "cpu":
-            error = _TF32
+        error = derivative_rounding(dtype, tangent.device)
         pairs = zip(self.cotangents, self.products or [0.0] * len(self.cotangents), strict=True)
         differences = [abs(float((c.double() * tangent).sum()) - product) for c, product in pairs]
         size = max([float(tangent.norm()), *(abs(product) for product in self.products or ())])
