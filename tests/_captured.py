@@ -47,7 +47,7 @@ METHODS = (
     BackpropMethod(closed_head=True),
     DirectPathMethod(),
     DirectPathMethod(MeanJacobianFeedback()),
-    DirectPathMethod(MeanJacobianFeedback(), lean=True),
+    DirectPathMethod(MeanJacobianFeedback(limit=0.5), lean=True),
     ParallelPullMethod(MeanJacobianFeedback(), pulls=2),
     LearnedFeedbackMethod(),
     LearnedFeedbackMethod(EveryNthRoute(2)),

@@ -36,7 +36,8 @@ def test_links(page):
         else:  # results pages are made when the documentation is built, one for every experiment
             # parts are included by a guide, and their links are relative to it
             path = (ROOT / "docs" / "guides" if page.parent.name == "_parts" else page.parent) / address.path
-            recorded = any((ROOT / folder / f"{path.stem}.json").exists() for folder in ("results", "benchmarks"))
+            sources = (f"results/{path.stem}.json", f"benchmarks/{path.stem}.json", f"docs/_ext/{path.stem}_page.py")
+            recorded = any((ROOT / source).exists() for source in sources)
             ok = not address.path or path.exists() or (path.parent.name == "results" and recorded)
         wrong += [] if ok else [target]
     assert not wrong

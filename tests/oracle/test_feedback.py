@@ -324,14 +324,17 @@ class TestMeanJacobian:
         eye = torch.eye(4, dtype=DOUBLE)
         torch.testing.assert_close(maps.at("writer", eye), 2 * eye, rtol=0, atol=1e-6)
 
-    def test_learns_the_same_from_a_batch_in_parts(self):
+    @pytest.mark.parametrize("limit", [None, 0.5])
+    def test_learns_the_same_from_a_batch_in_parts(self, limit):
         def by_rows(split, x, sites, generator):
             """Noise that a row gets whatever part it is in."""
             return record_run(split.trunk, lambda: split.h(x), sites, lambda _, z: (1e3 * z).sin())
 
         s, x, y = gpt(Tied.INCLUDE), tokens(1), tokens(2)
         whole, parted = (
-            DirectPath(feedback=MeanJacobian(), micro_batch=rows, recorder=by_rows)(s, x, y, generator=generator())
+            DirectPath(feedback=MeanJacobian(limit=limit), micro_batch=rows, recorder=by_rows)(
+                s, x, y, generator=generator()
+            )
             for rows in (None, 3)
         )
         assert_same(parted.state_update, whole.state_update, whole.state_update)

@@ -21,7 +21,7 @@ BUGS = (
     ),
     Bug(
         "mean Jacobian the wrong way round",
-        "feedback/_maps.py",
+        "feedback/_mean_jacobian.py",
         "return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype).T",
         "return r @ self._map(writer, r, features or r.shape[-1], r.shape[-1]).to(r.dtype)",
         ("tests/oracle/test_feedback.py::TestMeanJacobian",),
@@ -49,10 +49,17 @@ BUGS = (
     ),
     Bug(
         "maps that do not take off what they predict",
-        "feedback/_maps.py",
-        "rest = response - self.explained(noise, response)",
+        "feedback/_mean_jacobian.py",
+        "rest = response - explained",
         "rest = response",
         ("tests/oracle/test_feedback.py::TestMeanJacobian",),
+    ),
+    Bug(
+        "maps that a single row can overturn",
+        "feedback/_mean_jacobian.py",
+        "shortened: Tensor = rest * (longest / length).clamp(max=1)",
+        "shortened: Tensor = rest",
+        ("tests/oracle/test_limited_maps.py",),
     ),
     Bug(
         "learned feedback through a transposed map",

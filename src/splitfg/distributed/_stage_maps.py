@@ -84,9 +84,8 @@ def map_change(
     """
     dx = mean_rows(path, response)
     own = {path.blocks[i].name: [mean_rows(path, e)] for i, e in noise.items()}
-    explained = maps.explained(own, dx)
-    elsewhere = ranks.sum_(explained.clone()) - explained
-    return maps.change(maps.correlate(own, dx - elsewhere), rows=dx[..., 0].numel(), noises=features)
+    rest = maps.rest(dx, ranks.sum_(maps.explained(own, dx)), features)
+    return maps.change(maps.products(own, rest), rows=dx[..., 0].numel(), noises=features)
 
 
 def collect_maps(ranks: Ranks, messages: StageMessages, maps: MeanJacobian, owners: Mapping[str, int]) -> None:

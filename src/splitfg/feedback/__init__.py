@@ -13,7 +13,8 @@ from splitfg.feedback._every_nth import EveryNth, Pace
 from splitfg.feedback._extended import ExtendedMaps
 from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
-from splitfg.feedback._maps import Feedback, LearnedMaps, MeanJacobian, NoiseControl, RandomMaps, UnchangedFeedback
+from splitfg.feedback._maps import Feedback, LearnedMaps, NoiseControl, RandomMaps, UnchangedFeedback
+from splitfg.feedback._mean_jacobian import MeanJacobian
 from splitfg.feedback._probes import (
     CoarseReadout,
     Difference,

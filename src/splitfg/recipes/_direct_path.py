@@ -73,18 +73,20 @@ class MeanJacobianFeedback(FeedbackRecipe):
 
     Attributes:
         rate: Step size of the maps' updates, in (0, 1].
+        limit: Largest unexplained response of a row, which shortens longer ones; none for no limit.
     """
 
     rate: float = 0.15
+    limit: float | None = None
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate))
+        raise_if(_rate_problems(self.rate) + ([] if self.limit is None else not_positive(self, "limit")))
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.MeanJacobian`, whose maps the learner updates."""
         from splitfg.feedback import MeanJacobian
 
-        return MeanJacobian(self.rate)
+        return MeanJacobian(self.rate, limit=self.limit)
 
 
 @dataclass(frozen=True)

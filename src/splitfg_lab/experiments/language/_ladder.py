@@ -46,6 +46,8 @@ EPSILONS = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4)
 THREE = (0, 1, 2)
 SLOW_MAPS = MeanJacobianFeedback(0.045)
 """Maps that follow slowly and with little noise, for trunk steps of rho = 0.1."""
+LIMIT = 4.0
+"""Limit of the rows that maps learn from, which only outliers reach."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def _seldom(n: int) -> Rung:
 
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
+_LIMITED_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=LIMIT))
+_SLOW_LIMITED_MAPS = MeanJacobianFeedback(SLOW_MAPS.rate, LIMIT)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_GATED = ParallelPullMethod(GatedMapsFeedback(), own_block=True)
 _OWN_RANDOM = ParallelPullMethod(RandomFeedback(), own_block=True)
@@ -100,6 +104,7 @@ RUNGS: dict[str, Rung] = {
     "maps": Rung(
         "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
     ),
+    "maps-limited": Rung("Maps to the writers, rows limited", _LIMITED_MAPS, (0.03, 0.1), _MAPS, 1e-5),
     "maps-every4": Rung(
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
@@ -114,6 +119,7 @@ RUNGS: dict[str, Rung] = {
     "pull2-identity": Rung("r unchanged, two pulls", _pull(IdentityFeedback(), 2), (0.3, 0.1), _TWO),
     "pull3-identity": Rung("r unchanged, three pulls", _pull(IdentityFeedback(), 3), (0.3,), "n + 6"),
     "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
+    "pull-maps-limited": Rung("Maps, rows limited, one pull", _pull(_SLOW_LIMITED_MAPS), (0.1,), "2n + 2"),
     "pull-gated": Rung("Maps gated by cluster, one pull", _pull(GatedMapsFeedback(0.09)), (0.1,), "2n + 2"),
     "pull-maps-attention": Rung(
         "Maps along attention, one pull", _pull(AttentionMapsFeedback(SLOW_MAPS.rate)), (0.1,), "2n + 2"
@@ -122,6 +128,7 @@ RUNGS: dict[str, Rung] = {
     "pull-annealed": Rung("Maps with a falling rate, one pull", _pull(_FALLING), (0.1, 0.3), "2n + 2"),
     "pull2-annealed": Rung("Maps with a falling rate, two pulls", _pull(_FALLING, 2), (0.1, 0.3), "2n + 4"),
     "pull2-maps": Rung("Maps, two pulls", _pull(SLOW_MAPS, 2), (0.1, 0.3), "2n + 4", seeds=THREE),
+    "pull2-maps-limited": Rung("Maps, rows limited, two pulls", _pull(_SLOW_LIMITED_MAPS, 2), (0.1,), "2n + 4"),
     "pull2-maps-every4": Rung(
         "Maps, two pulls, a JVP every 4 steps", _pull(_SLOW_MAPS_4, 2), (0.1,), "n + 4; 2n + 4 if measured", every=4
     ),
@@ -158,7 +165,18 @@ CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
     "backprop": ("Backprop, rho = 0.3", BackpropMethod(), 0.3, False),
 }
 """Methods of the comparison of Adam's eps: title, method, rho, and whether trunk and head are clipped apart."""
-LONGER = ("maps", "pull-maps", "pull2-maps", "pull4-maps", "learned", "learned-layers", "tuned")
+LONGER = (
+    "maps",
+    "maps-limited",
+    "pull-maps",
+    "pull-maps-limited",
+    "pull2-maps",
+    "pull2-maps-limited",
+    "pull4-maps",
+    "learned",
+    "learned-layers",
+    "tuned",
+)
 """Methods that run with every budget."""
 SIZES = {
     "large": (Sizes(layers=12, width=768, heads=12), 3_000, "12 blocks of width 768"),
