@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import splitfg
-from splitfg.compiled import CompiledEngine, with_traced_norms
+from splitfg.compiled import CompiledEngine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -58,9 +59,18 @@ def test_compiled_equals_eager(estimator):
     assert_same(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
+class FunctionalNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (32,), self.weight)
+
+
 def norms(dtype: torch.dtype) -> nn.Sequential:
     torch.manual_seed(0)
-    layers = [nn.LayerNorm(32), nn.GroupNorm(4, 32), nn.BatchNorm1d(32), nn.RMSNorm(32, eps=1e-5)]
+    layers = [nn.LayerNorm(32), nn.GroupNorm(4, 32), nn.BatchNorm1d(32), nn.RMSNorm(32, eps=1e-5), FunctionalNorm()]
     pairs = [layer for norm in layers for layer in (nn.Linear(32, 32), norm)]
     return nn.Sequential(*pairs).to("cuda", torch.bfloat16).to(dtype)
 
@@ -76,9 +86,10 @@ def test_tangents_pass_through_norms_in_bfloat16(frozen, compiled):
             layer.requires_grad_(not frozen)
         split = splitfg.Split(trunk, splitfg.LinearHead(nn.Linear(32, 7).to("cuda", dtype)))
         params, _ = split.trunk_params(), split.traits(x.to(dtype))
-        split = with_traced_norms(split) if compiled else split
         tangents = {n: torch.ones(2, *p.shape, device="cuda", dtype=dtype) for n, p in params.items()}
-        engine = CompiledEngine(splitfg.ForwardMode()) if compiled and dtype != torch.float64 else splitfg.ForwardMode()
+        engine = splitfg.ForwardMode()
+        if compiled and dtype != torch.float64:
+            engine = CompiledEngine(engine, trunk)
         with torch.no_grad():
             found[dtype] = engine(split.trunk_function(x.to(dtype)), params, tangents)
     (h, dh), (expected_h, expected) = found.values()

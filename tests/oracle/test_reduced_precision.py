@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from _toolkit import classes, generator, noise, seeded
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +25,6 @@ from splitfg import (
     SplitFG,
     split,
 )
-from splitfg.compiled import TracedNorm
 
 REDUCED = (torch.bfloat16, torch.float16)
 
@@ -59,6 +58,20 @@ class Means(nn.Module):
         return F.rms_norm(input=x, normalized_shape=(x.shape[-1],), eps=1e-5)
 
 
+class Functional(nn.Module):
+    """A norm of torch.nn.functional or torch, called with weights of 8 features or 6 channels."""
+
+    def __init__(self, function, size):
+        super().__init__()
+        self.function = function
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+
+    def forward(self, x):
+        return self.function(x, self.weight, self.bias, self.mean, self.variance)
+
+
 class Shifted(nn.Module):
     """A norm whose trained parameter is a shift of its input."""
 
@@ -79,6 +92,16 @@ NORMS = {
     "instance": lambda: nn.InstanceNorm1d(6, affine=True, track_running_stats=True),
     "root mean square": lambda: nn.RMSNorm(8, eps=1e-5),
     "a keyword": Means,
+    "F.layer_norm": lambda: Functional(lambda x, w, b, m, v: F.layer_norm(x, (8,), w, b), 8),
+    "F.rms_norm": lambda: Functional(lambda x, w, b, m, v: F.rms_norm(x, (8,), w, eps=1e-5), 8),
+    "F.group_norm": lambda: Functional(lambda x, w, b, m, v: F.group_norm(x, 3, weight=w, bias=b), 6),
+    "F.batch_norm": lambda: Functional(lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b), 6),
+    "F.instance_norm": lambda: Functional(lambda x, w, b, m, v: F.instance_norm(x, weight=w, bias=b), 6),
+    "instance, evaluation": lambda: nn.InstanceNorm1d(6, affine=True, track_running_stats=True).eval(),
+    "torch.batch_norm": lambda: Functional(
+        lambda x, w, b, m, v: torch.batch_norm(x, w, b, m, v, training=True, momentum=0, eps=1e-5, cudnn_enabled=True),
+        6,
+    ),
 }
 
 
@@ -135,12 +158,11 @@ def test_tangents_pass_through_norms_as_on_cuda(norm, chunk):
     assert float((dh - expected).norm() / expected.norm()) < 0.01
 
 
-TRACED = [name for name in NORMS if name not in ("instance", "a keyword")]
-
-
 def compiled_as_eager(network, dtype, estimator):
     """Scores of compiled code, as those of eager code."""
-    s = Split(network, LinearHead(seeded(lambda: nn.Linear(8, 3)).to(dtype)))
+    s = network
+    if not isinstance(s, Split):
+        s = Split(network, LinearHead(seeded(lambda: nn.Linear(8, 3)).to(dtype)))
     x, y = (noise(5, 6, 8) + 1).to(dtype), classes(5, 6, count=3)
     expected = estimator(s, x, y, generator=generator())
     twin, compiled = estimator.compiled(
@@ -151,26 +173,57 @@ def compiled_as_eager(network, dtype, estimator):
     return twin
 
 
-@pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.bfloat16), ("batch", torch.float16)])
-def test_compiled_tangents_of_mixed_dtypes(norm, dtype):
-    """A norm with float32 weights has float32 statistics on a CPU too, and in compiled code."""
-    network = trunk(norm, dtype)
-    network[1].float().requires_grad_(False)
-    compiled_as_eager(network, dtype, SplitFG(2))
+@pytest.mark.parametrize("dtype", REDUCED, ids=str)
+def test_compiled_tangents_of_mixed_dtypes(dtype):
+    """Norms with float32 weights have float32 statistics on a CPU too, and in compiled code."""
+    norms = [trunk(norm, dtype)[1].float().requires_grad_(False) for norm in NORMS]
+    ends = seeded(lambda: [nn.Linear(8, 8), nn.Linear(8, 8)])
+    compiled_as_eager(nn.Sequential(ends[0].to(dtype), *norms, ends[1].to(dtype)), dtype, SplitFG(2))
+
+
+def test_compiled_tangents_of_a_trunk_that_was_cut_by_tracing():
+    class Traced(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.norm = nn.LayerNorm(8).requires_grad_(False)
+
+        def forward(self, x):
+            h = F.layer_norm(self.norm(self.first(x)), (8,), self.norm.weight)
+            return self.last(self.second(h).tanh())
+
+    s = split(seeded(Traced), at="second")
+    assert any(isinstance(module, fx.GraphModule) for module in s.trunk.modules())
+    compiled_as_eager(s, torch.float32, SplitFG(2))
 
 
 @pytest.mark.parametrize("estimator", [SplitFG(2), ForwardGradient(2)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_tangents_through_frozen_norms(dtype, estimator):
     """As in a network with adapters: the weights of the norms carry no tangent."""
-    norms = [trunk(norm, dtype)[1].requires_grad_(False) for norm in TRACED]
+    norms = [trunk(norm, dtype)[1].requires_grad_(False) for norm in NORMS]
     ends = seeded(lambda: [nn.Linear(8, 8), nn.Linear(8, 8)])
     compiled_as_eager(nn.Sequential(ends[0], *norms, ends[1]).to(dtype), dtype, estimator)
 
 
-def test_trained_norms_in_float32_compile_as_they_are():
-    twin = compiled_as_eager(trunk("layer", torch.float32), torch.float32, SplitFG(2))
-    assert not any(isinstance(module, TracedNorm) for module in twin.trunk.modules())
+@pytest.mark.parametrize("frozen", [False, True])
+def test_trained_norms_in_float32_compile_as_they_are(frozen):
+    graphs = []
+
+    def compile_(f):
+        def backend(graph, _):
+            graphs.append(graph)
+            return graph.forward
+
+        return torch.compile(f, fullgraph=True, dynamic=False, backend=backend)
+
+    network = trunk("layer", torch.float32)
+    network[0].bias.requires_grad_(not frozen)
+    s = Split(network, LinearHead(nn.Linear(8, 3)))
+    twin, compiled = SplitFG(2).compiled(s, compile_)
+    compiled(twin, noise(5, 6, 8).float(), classes(5, 6, count=3), generator=generator())
+    calls = [node for node in graphs[0].graph.nodes if node.target is F.layer_norm]
+    assert [len(node.args) > 2 and node.args[2] is not None for node in calls] == [not frozen]
 
 
 def test_float32_passes_have_no_mode_around_them():

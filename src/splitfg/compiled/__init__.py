@@ -1,7 +1,7 @@
 """Compiled forms of a split's parts, for estimators that declare how they compile."""
 
+from splitfg.compiled._errors import with_explained_errors
 from splitfg.compiled._halves import CompiledHalves
-from splitfg.compiled._norms import TracedNorm, with_traced_norms
 from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
 from splitfg.compiled._pulls import CompiledPuller
 from splitfg.compiled._recorder import Compile, CompiledRecorder, traced_or_none
@@ -13,10 +13,9 @@ __all__ = [
     "CompiledPuller",
     "CompiledRecorder",
     "CompiledTrunk",
-    "TracedNorm",
     "traced_or_none",
     "whole",
     "with_compiled_head",
     "with_compiled_trunk",
-    "with_traced_norms",
+    "with_explained_errors",
 ]

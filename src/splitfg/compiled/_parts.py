@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from splitfg.calling import Places, call, places_of
 from splitfg.compiled._recorder import Compile
 from splitfg.heads import Head, LinearHead, OutputLoss, RowData, RowEntries
-from splitfg.splitting import Split
+from splitfg.splitting import Split, TangentNorms, has_reduced_precision
 from splitfg.types import Engine, Params, TrunkFunction
 
 
@@ -83,13 +84,18 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 class CompiledEngine:
     """An engine that pushes tangents in compiled code.
 
+    Scales and shifts apart in norms that torch's compiler cannot trace in forward mode: those whose weights carry no
+    tangent, and those of reduced precision, as a GPU gives their narrow outputs tangents in float32. Networks that
+    train all of their tensors in float32 or wider compute norms as they are.
+
     Args:
         engine: The engine to compile.
+        *parts: Modules that it pushes tangents through.
         compile_: Compiles a function.
     """
 
-    def __init__(self, engine: Engine, compile_: Compile = whole) -> None:
-        self._chunk, self._biased = engine.chunk, engine.biased
+    def __init__(self, engine: Engine, *parts: nn.Module, compile_: Compile = whole) -> None:
+        self._chunk, self._biased, self._parts = engine.chunk, engine.biased, parts
         self._push = compile_(_own_code(engine.__call__))
 
     @property
@@ -104,9 +110,15 @@ class CompiledEngine:
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Return ``h`` and ``dh``."""
-        with sdpa_kernel(SDPBackend.MATH):  # outside, where the compiler reads it: fused kernels have no rule
+        # both outside, where the compiler reads them; fused kernels have no rule
+        with sdpa_kernel(SDPBackend.MATH), TangentNorms(every=True) if self._has_constants() else nullcontext():
             pushed: tuple[Tensor, Tensor] = self._push(f, params, tangents)
         return pushed
+
+    def _has_constants(self) -> bool:
+        """Whether the parts have reduced precision, or hold numbers that no tangent moves."""
+        held = (t for part in self._parts for t in (*part.parameters(), *part.buffers()) if t.is_floating_point())
+        return has_reduced_precision(*self._parts) or any(not t.requires_grad for t in held)
 
 
 class CompiledTrunk(nn.Module):

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk, with_traced_norms
+from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
 from splitfg.estimators._head_tangents import check_head_tangents
@@ -111,7 +111,8 @@ class ForwardGradient(TangentSettings):
             raise SplitError([f"{name} {words}: use SplitFG(), or a GradientLearner" for name in tied])
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
-        return with_traced_norms(split), replace(self, engine=CompiledEngine(self.engine, compile_))
+        engine = CompiledEngine(self.engine, split.trunk, split.head, compile_=compile_)
+        return split, replace(self, engine=engine)
 
 
 def _normaliser(split: Split, first: Inputs, y: Target) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from splitfg.compiled import Compile, whole, with_compiled_trunk
+from splitfg.compiled import Compile, whole, with_compiled_trunk, with_explained_errors
 from splitfg.splitting import Split
 from splitfg.types import Estimate, Inputs, Target
 
@@ -102,6 +102,9 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
         estimator: Any estimator; a :class:`CompilableEstimator` decides itself what is compiled.
         compile_: Compiles a function.
 
+    Raises:
+        SplitError: In a call of the estimator, if torch's compiler fails on the network.
+
     Example:
         >>> import torch
         >>> from splitfg import SplitFG
@@ -111,6 +114,7 @@ def compiled(split: Split, estimator: Estimator, compile_: Compile = whole) -> t
         >>> fast_split, fast = compiled(split, SplitFG(K=4), lambda function: function)
         >>> estimate = fast(fast_split, x, y, generator=torch.Generator().manual_seed(0))
     """
+    compile_ = with_explained_errors(compile_)
     if isinstance(estimator, CompilableEstimator):
         return estimator.compiled(split, compile_)
     return with_compiled_trunk(split, compile_), estimator

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk, with_traced_norms
+from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.errors import NonFiniteError, SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
@@ -113,8 +113,8 @@ class SplitFG(TangentSettings):
         """Compile the engine and the head; engines other than forward mode get a compiled trunk instead."""
         if not isinstance(self.engine, ForwardMode):
             return with_compiled_trunk(split, compile_), self
-        network = with_compiled_head(with_traced_norms(split), compile_)
-        return network, replace(self, engine=CompiledEngine(self.engine, compile_))
+        engine = CompiledEngine(self.engine, split.trunk, compile_=compile_)
+        return with_compiled_head(split, compile_), replace(self, engine=engine)
 
     def _own_scores(
         self,

@@ -6,7 +6,7 @@ from splitfg.splitting._from_model import split
 from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
-from splitfg.splitting._norms import has_reduced_precision
+from splitfg.splitting._norms import TangentNorms, has_reduced_precision
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._roles import Role, Tied
@@ -22,6 +22,7 @@ __all__ = [
     "Interface",
     "Role",
     "Split",
+    "TangentNorms",
     "Tied",
     "arguments",
     "custom_functions",
