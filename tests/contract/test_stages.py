@@ -42,11 +42,38 @@ def images():
     return Split(trunk, head), x, torch.arange(4) % 3
 
 
+class Positions(nn.Module):
+    """Its position table writes to the stream once for all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.position = nn.Embedding(7, 4), nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(4))
+
+    def forward(self, x):
+        x = self.token(x) + self.position(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+    def block_path(self):
+        blocks = tuple(splitfg.PathBlock((f"blocks.{i}",), writer=f"blocks.{i}.2") for i in range(4))
+        return splitfg.BlockPath(blocks, residual=True, writers=("token", "position"))
+
+
+def positions():
+    torch.manual_seed(0)
+    split = Split(Positions().to(DOUBLE), LinearHead(nn.Linear(4, 7).to(DOUBLE)))
+    tokens = torch.randint(0, 7, (4, 6), generator=generator())
+    return split, tokens[:, :-1], tokens[:, 1:]
+
+
 NETWORKS = {
     "gpt": gpt,
     "gpt_excluded": lambda: gpt(Tied.EXCLUDE),
     "chain": chain,
     "images": images,
+    "positions": positions,
 }
 PULLS = {
     "one": lambda: ParallelPull(feedback=RandomMaps()),
@@ -101,7 +128,7 @@ def test_stages_give_the_estimate_of_one_process(crew, network, pull, recompute)
         assert norms == pytest.approx({n: v.item() for n, v in expected.stats.norms.items()}, rel=1e-12)
 
 
-@pytest.mark.parametrize("network", ["gpt", "chain", "images"])
+@pytest.mark.parametrize("network", ["gpt", "chain", "images", "positions"])
 def test_as_many_pulls_as_blocks_are_backprop(crew, network):
     split, x, y = NETWORKS[network]()
     assert far(joined(crew(staged, network, "all", 3)), exact(split, x, y)) < 1e-12

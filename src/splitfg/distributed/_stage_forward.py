@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from splitfg.sites import BlockInput, BlockPath, Further, run_block, tapped
 from splitfg.splitting import Split
 from splitfg.types import Inputs
 
+Written: TypeAlias = tuple[str, Tensor, tuple[int, ...]]
+"""A layer's name, its input for every row, and the shape of its output without rows."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -27,7 +31,8 @@ class Stage:
         first: Number of the stage's first block.
         inputs: Inputs of the stage's blocks, for all rows.
         output: The stream after the last of them.
-        bottom: Inputs of the path's writers, in the first stage.
+        bottom: Inputs of the path's writers for all rows, with the shapes of their outputs without rows; in the first
+            stage.
         kept: Graphs of every block; empty if pulls compute them again.
         response: How the output moves by noise at this block's outputs and below, to first order; ``None`` without.
     """
@@ -37,7 +42,7 @@ class Stage:
     first: int
     inputs: Sequence[BlockInput]
     output: Tensor
-    bottom: Sequence[tuple[str, Tensor]] = ()
+    bottom: Sequence[Written] = ()
     kept: Sequence[KeptBlock] = ()
     response: Tensor | None = None
 
@@ -78,7 +83,7 @@ def forward(
         noise: Noise at the outputs of the stage's blocks, by number, of all rows; ``None`` for a step without a
             measurement.
     """
-    bottom: list[tuple[str, Tensor]] = []
+    bottom: list[Written] = []
     streams: list[list[Tensor]] = []
     down = bool(path.writers)
     kept = [KeptBlock(split.trunk, path.blocks[i], to_input=i > 0 or down) for i in own] if keep else []
@@ -120,27 +125,34 @@ class _Reached(Exception):  # noqa: N818
         self.stream = stream
 
 
-def _start(split: Split, path: BlockPath, x: Inputs) -> tuple[Tensor, list[tuple[str, Tensor]]]:
-    """Run a trunk up to its first block; returns that block's input, and the inputs of the writers before it."""
-    reads: list[tuple[str, Tensor]] = []
+def _start(split: Split, path: BlockPath, x: Inputs) -> tuple[Tensor, list[Written]]:
+    """Run a trunk up to its first block; returns that block's input, and the writers before it."""
+    reads: list[tuple[str, Tensor, torch.Size]] = []
     first = path.blocks[0].modules[0]
 
     def stop(name: str, a: Tensor) -> None:
         if name == first:
             raise _Reached(a)
 
-    def read(name: str, a: Tensor, _z: Tensor) -> None:
-        reads.append((name, a))
+    def read(name: str, a: Tensor, z: Tensor) -> None:
+        reads.append((name, a, z.shape))
 
     try:
         with tapped(split.trunk, dict.fromkeys((*path.writers, first)), read, before=stop):
             split.trunk_function(x)({})
     except _Reached as reached:
-        return reached.stream, reads
+        return reached.stream, [(name, *_for_every_row(a, wrote, reached.stream)) for name, a, wrote in reads]
     raise SplitError([f"the trunk does not call {first}"])
 
 
-def _joined(reads: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def _for_every_row(a: Tensor, wrote: torch.Size, stream: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a layer's input for every row, repeated if it wrote once for all, and its output's shape without rows."""
+    missing = (1,) * (stream.ndim - len(wrote))
+    a = a.reshape(*missing, *a.shape)
+    return a.expand(len(stream), *a.shape[1:]), (*missing, *wrote)[1:]
+
+
+def _joined(written: Sequence[Written]) -> list[Written]:
     """Join the rows of every writer's input over micro-batches."""
-    names = dict.fromkeys(name for name, _ in reads)
-    return [(name, torch.cat([a for n, a in reads if n == name])) for name in names]
+    shapes = {name: shape for name, _, shape in written}
+    return [(name, torch.cat([a for n, a, _ in written if n == name]), shape) for name, shape in shapes.items()]

@@ -102,7 +102,8 @@ class StagePulls:
     def _add_bottom(self, delta: Tensor) -> None:
         """Add the gradients of everything that writes to the bottom of the stream."""
         trunk = self.stage.trunk
-        for name, a in self.stage.bottom:
-            self.grads = added(self.grads, under(name, layer_gradients(trunk.get_submodule(name), a, delta)))
+        for name, a, shape in self.stage.bottom:
+            own = layer_gradients(trunk.get_submodule(name), a, delta.sum_to_size(len(delta), *shape))
+            self.grads = added(self.grads, under(name, own))
         for parameter in self.stage.path.added:
             self.grads = added(self.grads, {parameter: added_gradient(delta, trunk.get_parameter(parameter))})

@@ -133,8 +133,8 @@ class PullPass:
     def _bottom(self, delta: Tensor) -> None:
         """Add the gradients of what writes to the bottom of the stream."""
         for name in self._path.writers:
-            for a in self._seen.reads[name]:
-                own = layer_gradients(self._trunk.get_submodule(name), a, delta)
+            for a, wrote in zip(self._seen.reads[name], self._seen.wrote[name], strict=True):
+                own = layer_gradients(self._trunk.get_submodule(name), a, delta.sum_to_size(wrote))
                 self._found = added(self._found, under(name, own))
         for parameter in self._path.added:
             own = {parameter: added_gradient(delta, self._trunk.get_parameter(parameter))}

@@ -187,17 +187,17 @@ class DirectPath:
                 return r
             return path.features_back(feedback.at(writer, path.features_last(r)))
 
-        def write(name: str, a: Tensor) -> None:
-            own = layer_gradients(trunk.get_submodule(name), a, _summed_to_rows(fed_back(name), a))
+        def write(name: str, a: Tensor, wrote: torch.Size) -> None:
+            own = layer_gradients(trunk.get_submodule(name), a, fed_back(name).sum_to_size(wrote))
             grads.update(added(grads, under(name, own)))
 
         if self.lean:
-            with tapped(trunk, path.writers, lambda name, a, _: write(name, a)):
+            with tapped(trunk, path.writers, lambda name, a, z: write(name, a, z.shape)):
                 split.h(x)
         else:
             for name in path.writers:
-                for a in seen.reads.get(name, ()):
-                    write(name, a)
+                for a, wrote in zip(seen.reads.get(name, ()), seen.wrote.get(name, ()), strict=True):
+                    write(name, a, wrote)
         beside = {p: added_gradient(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
 
@@ -249,13 +249,6 @@ def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:
     """
     last = next(reversed(list(seen.noise.items())), None)
     return last[0] if path.strict and last is not None and len(last[1]) == 1 else None
-
-
-def _summed_to_rows(delta: Tensor, a: Tensor) -> Tensor:
-    """Sum δ over leading dimensions along which a layer's output was broadcast, such as those of positions."""
-    if a.ndim == 0 or a.shape[0] == delta.shape[0] or a.shape[0] != 1:
-        return delta
-    return delta.sum(0, keepdim=True)
 
 
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

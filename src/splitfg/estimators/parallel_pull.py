@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from splitfg.calling import RandomState
 from splitfg.compiled import Compile, CompiledPuller, CompiledRecorder, with_compiled_head
@@ -223,8 +224,17 @@ class ParallelPull:
         if not isinstance(feedback, LearnedMaps) or seen.response is None:
             return {}, None
         response = mean_rows(path, seen.response.reshape(top_shape(path, seen)))
-        noise = {name: [mean_rows(path, e) for e in calls] for name, calls in seen.noise.items()}
+        noise = {
+            name: [mean_rows(path, _every_row(path, seen, e) if name in path.writers else e) for e in calls]
+            for name, calls in seen.noise.items()
+        }
         found = feedback.correlate(noise, response)
         noises = sum(e.shape[-1] for calls in noise.values() for e in calls)
         change = partial(feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
         return found, lambda split, total: total.updated(change(total.sums)).completed(split)
+
+
+def _every_row(path: BlockPath, seen: Recording, e: Tensor) -> Tensor:
+    """Return noise at a writer of x_0 for all rows, where the writer writes once for all of them."""
+    x = seen.reads[path.blocks[0].modules[0]][0]
+    return e.expand(len(x), *e.shape[1:]) if path.pooled else e.expand(x.shape)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from splitfg.errors import SplitError
+
 
 class FeatureDimension:
     """Base of paths: moves the features of a stream, which maps mix, to the last dimension and back.
@@ -24,4 +26,9 @@ class FeatureDimension:
         return moved.movedim(-1, self._features(moved))
 
     def _features(self, stream: Tensor) -> int:
-        return self.features if self.features is not None else (1 if stream.ndim == 4 else -1)
+        if self.features is None:
+            return 1 if stream.ndim == 4 else -1
+        if not -stream.ndim <= self.features < stream.ndim:
+            words = f"features={self.features} is no dimension of the stream, whose values are {tuple(stream.shape)}"
+            raise SplitError([f"{words}: give the one that holds features, or None for images and rows of features"])
+        return self.features

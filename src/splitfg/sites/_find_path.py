@@ -15,10 +15,14 @@ from splitfg.sites._path import ResidualPath
 from splitfg.sites._pullback import has_pull_back, is_norm
 from splitfg.sites._record_tape import record_tape
 from splitfg.sites._tape import Operation, Tape, is_leaf
+from splitfg.sites._validate import broadcasts
 from splitfg.splitting import Split, split as cut
 from splitfg.types import Inputs
 
-_KEEPS_VALUES = ("getitem", "view", "reshape", "contiguous", "clone", "to", "float", "type_as", "expand", "dropout")
+_KEEPS_VALUES = (
+    *("getitem", "view", "reshape", "contiguous", "clone", "to", "float", "type_as", "dropout"),
+    *("expand", "expand_as", "unsqueeze", "repeat"),  # of positions, to every row
+)
 _SCALES = ("mul", "div")
 
 
@@ -91,11 +95,11 @@ class _Search:
 
 
 def _unchanged(operation: Operation) -> Tensor | None:
-    """Return the input of a function that passes its values on as they are."""
+    """Return the input of a function that passes its values on as they are, or broadcasts them."""
     if operation.module is not None or operation.name not in _KEEPS_VALUES or not isinstance(operation.output, Tensor):
         return None
-    given = operation.input
-    same = given.shape == operation.output.shape and torch.equal(given.to(operation.output.dtype), operation.output)
+    given, output = operation.input, operation.output
+    same = broadcasts(given, output) and torch.equal(given.expand_as(output).to(output.dtype), output)
     return given if same else None
 
 

@@ -114,7 +114,7 @@ def _stream_problems(split: Split, path: ResidualPath, seen: _Pass) -> list[str]
         f"{name} writes {tuple(z.shape)}, and the stream is {tuple(seen.top.shape)}: name modules whose outputs are"
         " added to the stream as they are"
         for name, z in writes
-        if z.shape not in (seen.top.shape, (1, *seen.top.shape[1:]))  # positions are the same for every sample
+        if not broadcasts(z, seen.top)  # positions are the same for every sample
     ]
     beside = {name: read_rows(split.trunk.get_parameter(name), seen.top) for name in path.added}
     found += [
@@ -145,6 +145,12 @@ def read_rows(parameter: Tensor, stream: Tensor) -> Tensor | None:
             read = read.narrow(read.ndim - dim, 0, stream.shape[-dim])
     fits = all(rows in (1, stream.shape[-1 - i]) for i, rows in enumerate(reversed(read.shape)))
     return read if fits else None
+
+
+def broadcasts(written: Tensor, stream: Tensor) -> bool:
+    """Return whether a value can be added to a stream without changing its shape."""
+    sizes = zip(reversed(written.shape), reversed(stream.shape), strict=False)
+    return written.ndim <= stream.ndim and all(own in (1, rows) for own, rows in sizes)
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -15,7 +15,7 @@ from splitfg.calling import RandomState, drawing_from
 from splitfg.sites._block_path import BlockPath
 from splitfg.sites._blocks import block_states, entries, run_block
 from splitfg.sites._taps import Arguments, tapped
-from splitfg.sites._validate import close, read_rows
+from splitfg.sites._validate import broadcasts, close, read_rows
 from splitfg.splitting import Split
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Inputs
@@ -114,7 +114,16 @@ def _start_problems(split: Split, path: BlockPath, seen: _Pass, first: Tensor) -
             return []
         name = path.blocks[0].modules[0]
         return [f"{name} reads values that depend on trained parameters: name the layers that write them in writers"]
-    parts = [z for name in path.writers for z in seen.writes[name]]
+    writes = [(name, z) for name in path.writers for z in seen.writes[name]]
+    found = [
+        f"{name} writes {tuple(z.shape)}, and the stream is {tuple(first.shape)}: name layers whose outputs are added"
+        " to the stream as they are"
+        for name, z in writes
+        if not broadcasts(z, first)
+    ]
+    if found:
+        return found
+    parts = [z for _, z in writes]
     for name in path.added:
         read = read_rows(split.trunk.get_parameter(name), first)
         if read is None:
