@@ -11,7 +11,7 @@ from torch.autograd.functional import hessian
 from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
 from splitfg.heads import SquaredError
 from splitfg.learners import CapturedLearner, slope_along, slopes_along
-from splitfg.learners.line_search import _minimiser
+from splitfg.learners.slopes import best_scales
 from splitfg.recipes import SGD, Adam
 
 
@@ -166,7 +166,7 @@ class TestGroups:
         for seed in range(20):
             root, d = noise(3, 3, seed=seed), noise(3, seed=100 + seed)
             C = root @ root.T + 0.1 * torch.eye(3, dtype=DOUBLE)
-            found = _minimiser(d, C, 1.0)
+            found = best_scales(d, C, 1.0)
             grid = torch.cartesian_prod(*[torch.linspace(0, 1, 41, dtype=DOUBLE)] * 3)
             values = 0.5 * (grid @ C * grid).sum(-1) - grid @ d
             own = 0.5 * found @ C @ found - found @ d

@@ -57,7 +57,7 @@ BUGS = (
     ),
     Bug(
         "line search: no cap",
-        "learners/line_search.py",
+        "learners/slopes.py",
         "(rest / own[g]).clamp(0, cap)",
         "(rest / own[g]).clamp(0, None)",
         (f"{SEARCH}::test_scales_the_trunk_alone_and_keeps_to_its_cap",),

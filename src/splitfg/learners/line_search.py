@@ -14,7 +14,7 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
 from splitfg.estimators import Measure
-from splitfg.learners.slopes import Slope, slopes_along
+from splitfg.learners.slopes import Slope, best_scales, slopes_along
 from splitfg.splitting import Role, Split
 from splitfg.types import Engine, Inputs, Params, Target
 
@@ -37,7 +37,7 @@ class LineSearch:
 
     With G groups of parameters, each has a rho of its own: all of them together minimise the quadratic
     -Σ_g E[d_g] rho_g + Σ_gh rho_g E[C_gh] rho_h / 2 over 0 ≤ rho_g ≤ cap, so that groups that move the same outputs do
-    not do so twice.
+    not do so twice. A measurement that is not finite leaves rho and the means as they are.
 
     G Jacobian-vector products a step; no backward pass. The last step of a training waits for ever.
 
@@ -46,7 +46,9 @@ class LineSearch:
     the first steps use the ratio, and later ones the slope along the decayed sum of past moves P ← h P + rho D: a
     positive descent says that longer steps would have been better, a negative one that shorter ones would have been,
 
-        rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10).
+        rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
+
+    beginning at cap / 1000 where the ratio is zero.
 
     Args:
         beta: Decay rate of the running means.
@@ -81,6 +83,8 @@ class LineSearch:
         found = [] if 0 <= self.beta < 1 else [f"beta must be in [0, 1), got {self.beta}"]
         found += [] if self.cap > 0 else [f"cap must be positive, got {self.cap}"]
         found += [] if 0 <= self.horizon < 1 else [f"horizon must be in [0, 1), got {self.horizon}"]
+        given: object = self.groups
+        found += [f"groups is {given!r}: give a tuple of patterns, ({given!r},)"] if isinstance(given, str) else []
         raise_if(found + (["a horizon takes one group: leave groups out"] if self.horizon and self.groups else []))
 
     @property
@@ -116,9 +120,11 @@ class LineSearch:
         with torch.no_grad():
             for rho, names in zip(state["rho"], grouped, strict=True):
                 for n in names:
-                    params[n].addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
+                    step = state[f"step/{n}"]
+                    params[n].addcmul_(rho.to(params[n].dtype), step)
                     if self.horizon:
-                        state[f"past/{n}"].mul_(self.horizon).addcmul_(rho.to(params[n].dtype), state[f"step/{n}"])
+                        state[f"past/{n}"].mul_(self.horizon).addcmul_(rho.to(params[n].dtype), step)
+                    step.zero_()  # taken: an error before the next one must not repeat it
 
     def _slopes(
         self, split: Split, x: Inputs, y: Target, directions: Sequence[Params], mean: MeanOverRows | None
@@ -140,10 +146,11 @@ class LineSearch:
         slopes = measure([{n: state[f"step/{n}"] for n in names} for names in grouped])
         factor, diagonal = state["factor"], slopes.curvature.diagonal()
         diagonal.clamp_(min=0)
+        share = (1 - self.beta) * _finite(slopes)
         found = {"descent": slopes.descent / factor, "curvature": slopes.curvature / factor**2}
         for name, value in found.items():
-            state[name].lerp_(value.to(state[name].dtype), 1 - self.beta)
-        state["rho"].copy_(_minimiser(state["descent"], state["curvature"], self.cap))
+            _average(state[name], value, share)
+        state["rho"].copy_(best_scales(state["descent"], state["curvature"], self.cap))
 
     def _look_back(self, split: Split, measure: SlopesAlong, state: Params) -> None:
         """Set rho to the best scale of the waiting step at first, and later change it by the slope along past moves."""
@@ -152,12 +159,13 @@ class LineSearch:
         slopes = measure([direction])
         factor = torch.where(early, state["factor"], torch.ones_like(state["factor"]))
         for kind, weight in (("", early), ("past ", ~early)):
-            share = (1 - self.beta) * weight
-            state[f"{kind}descent"].lerp_(slopes.descent / factor, share.to(factor.dtype))
-            state[f"{kind}curvature"].lerp_(slopes.curvature.clamp_min(0) / factor**2, share.to(factor.dtype))
-        ahead = _minimiser(state["descent"], state["curvature"], self.cap)
+            share = (1 - self.beta) * (weight & _finite(slopes))
+            _average(state[f"{kind}descent"], slopes.descent / factor, share)
+            _average(state[f"{kind}curvature"], slopes.curvature.clamp_min(0) / factor**2, share)
+        ahead = best_scales(state["descent"], state["curvature"], self.cap)
         ratio = state["past descent"] / state["past curvature"][0].clamp_min(torch.finfo(factor.dtype).tiny)
-        back = (state["rho"] * torch.exp(_PACE * ratio.clamp(-1, 1))).clamp(0, self.cap)
+        rho = torch.where(state["rho"] > 0, state["rho"], _LEAST * self.cap)  # factors do not change a zero
+        back = (rho * torch.exp(_PACE * ratio.clamp(-1, 1))).clamp(0, self.cap)
         state["rho"].copy_(torch.where(early, ahead, back))
         state["taken"] += 1
 
@@ -208,46 +216,60 @@ class LineSearch:
         return [name for name, role in split.roles.items() if role is Role.TRUNK]
 
     def _prepared(self, split: Split) -> Params:
-        """Return the state, on the network's device; begin with a step of zero."""
+        """Return the state, on the network's device; steps begin at zero.
+
+        Raises:
+            SplitError: The trunk has no trained parameter, or the state is that of a search with other settings.
+        """
         params, names = split.trunk_params(), self._names(split)
         raise_if([] if names else ["the trunk has no trained parameter of its own, so there is no step to scale"])
-        like = params[names[0]]
+        like, groups = params[names[0]], len(self._grouped(split))
         if "rho" not in self._state:
-            count = len(self._grouped(split))
-            shapes = {"rho": (count,), "descent": (count,), "curvature": (count, count)}
-            made = {name: torch.zeros(shape, dtype=like.dtype, device=like.device) for name, shape in shapes.items()}
-            self._state.update(made)
-            self._state["factor"] = torch.ones((), dtype=like.dtype, device=like.device)
-            self._state.update({f"step/{n}": torch.zeros_like(params[n]) for n in names})
-            if self.horizon:
-                past = {name: made[name].clone() for name in ("descent", "curvature")}
-                self._state.update({f"past {name}": value for name, value in past.items()})
-                self._state.update({f"past/{n}": torch.zeros_like(params[n]) for n in names})
-                self._state["taken"] = torch.zeros((), dtype=like.dtype, device=like.device)
+            self._begin(groups, like)
         elif self._state["rho"].device != like.device:  # a checkpoint is read to the CPU
             self._state.update({name: value.to(like.device) for name, value in self._state.items()})
+        raise_if(self._state_problems(groups))
+        keys = {f"{kind}/{n}": n for kind in (("step", "past") if self.horizon else ("step",)) for n in names}
+        self._state.update({key: torch.zeros_like(params[n]) for key, n in keys.items() if key not in self._state})
         return self._state
+
+    def _begin(self, groups: int, like: Tensor) -> None:
+        shapes: dict[str, tuple[int, ...]] = {"rho": (groups,), "descent": (groups,), "curvature": (groups, groups)}
+        if self.horizon:
+            shapes |= {"past descent": (1,), "past curvature": (1, 1), "taken": ()}
+        made = {name: torch.zeros(shape, dtype=like.dtype, device=like.device) for name, shape in shapes.items()}
+        self._state.update({**made, "factor": torch.ones((), dtype=like.dtype, device=like.device)})
+
+    def _state_problems(self, groups: int) -> list[str]:
+        """List the settings that a restored state does not fit."""
+        count = len(self._state["rho"])
+        found = [] if count == groups else [f"the line search has {groups} groups of parameters, its state {count}"]
+        if self.horizon and "taken" not in self._state:
+            found.append("the line search has a horizon, and its state is that of a search without one")
+        return [
+            f"{problem}: resume with the settings of the checkpoint, or begin with a new LineSearch"
+            for problem in found
+        ]
 
 
 _EARLY = 11
 """Steps that a search with a horizon takes by the ratio of single ones; the first one has no length."""
 
+_LEAST = 1e-3
+"""Where a search with a horizon begins, as a share of the cap, if single steps find no descent."""
+
 _PACE = 0.1
 """How far one measurement along past moves changes the logarithm of rho."""
 
-_SWEEPS = 20
-"""Rounds of coordinate descent: enough for a few groups."""
+
+def _finite(slope: Slope) -> Tensor:
+    """Return whether a measurement is finite, on its device."""
+    return slope.descent.isfinite().all() & slope.curvature.isfinite().all()
 
 
-def _minimiser(descent: Tensor, curvature: Tensor, cap: float) -> Tensor:
-    """Return the minimiser of -d·ρ + ρᵀCρ / 2 over the box 0 ≤ ρ ≤ cap, by coordinate descent."""
-    rho = torch.zeros_like(descent)
-    own = curvature.diagonal().clamp_min(torch.finfo(descent.dtype).tiny)
-    for _ in range(_SWEEPS if len(descent) > 1 else 1):
-        for g in range(len(descent)):
-            rest = descent[g] - curvature[g] @ rho + curvature[g, g] * rho[g]
-            rho[g] = (rest / own[g]).clamp(0, cap)
-    return rho
+def _average(mean: Tensor, value: Tensor, share: Tensor) -> None:
+    """Move a running mean by a share of the way to a value, in place; not at all for a share of zero."""
+    mean.copy_(torch.where(share > 0, mean + share.to(mean.dtype) * (value.to(mean.dtype) - mean), mean))
 
 
 def _factor(optimizer: torch.optim.Optimizer, like: Tensor) -> Tensor:

@@ -103,3 +103,18 @@ def _derivatives(split: Split, h: Tensor, y: Target, a: Tensor, b: Tensor) -> tu
 
     first, second = jvp(slope, (zero,), (one,))  # type: ignore[misc]
     return first, second
+
+
+_SWEEPS = 20
+"""Rounds of coordinate descent: enough for a few groups."""
+
+
+def best_scales(descent: Tensor, curvature: Tensor, cap: float) -> Tensor:
+    """Return the minimiser of -d·ρ + ρᵀCρ / 2 over the box 0 ≤ ρ ≤ cap, by coordinate descent."""
+    rho = torch.zeros_like(descent)
+    own = curvature.diagonal().clamp_min(torch.finfo(descent.dtype).tiny)
+    for _ in range(_SWEEPS if len(descent) > 1 else 1):
+        for g in range(len(descent)):
+            rest = descent[g] - curvature[g] @ rho + curvature[g, g] * rho[g]
+            rho[g] = (rest / own[g]).clamp(0, cap)
+    return rho
