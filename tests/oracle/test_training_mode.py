@@ -66,6 +66,32 @@ class Attending(nn.Module):
         return self.attention(tokens, tokens, tokens, need_weights=True)[0].mean(1)
 
 
+class Layered(nn.Module):
+    """A layer of nn.TransformerEncoder: attention gives dropout an input that is not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Linear(1, 4), nn.TransformerEncoderLayer(4, 2, 4, dropout=0.4, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(self.embed(x.unsqueeze(-1))).mean(1)
+
+
+class Transposed(nn.Module):
+    """Dropout of transposed tensors, by functions and in place, and of images in channels-last."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x):
+        a = F.dropout((self.first(x) * 1.5).T, 0.4, self.training, inplace=True)
+        b = torch.dropout(a.unflatten(0, (2, 2)).transpose(1, 2), 0.3, self.training)
+        images = self.second(b.permute(1, 2, 0).unsqueeze(-2).contiguous().permute(0, 3, 1, 2)).tanh()
+        images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        return F.dropout(images, 0.4, self.training).mean((2, 3))
+
+
 TRUNKS = {
     "batch_norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4)),
     "images": lambda: nn.Sequential(
@@ -74,8 +100,11 @@ TRUNKS = {
     "dropout": lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.3)),
     "functional": Dropped,
     "attention": Attending,
+    "transformer": Layered,
+    "transposed": Transposed,
     "both": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4)),
 }
+NO_BLOCKS = ("functional", "attention", "transformer", "transposed")
 RANDOM = [name for name in TRUNKS if name not in ("batch_norm", "images")]
 
 COMPILED = {
@@ -147,7 +176,7 @@ def by_autograd(s, x=X, y=Y, seed=None):
 @pytest.mark.parametrize("name", TRUNKS)
 def test_exact_with_the_same_mask(name, method):
     s = cut(name)
-    if method == "checkpointed" and name in ("functional", "attention"):
+    if method == "checkpointed" and name in NO_BLOCKS:
         pytest.skip("no blocks")
     expected, loss, _ = by_autograd(s)
     before, state = copy.deepcopy(s.model.state_dict()), torch.get_rng_state()

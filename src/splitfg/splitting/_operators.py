@@ -68,10 +68,11 @@ def _batching_problems(message: str) -> list[str]:
     if function is not None:
         cure = "set generate_vmap_rule = True in the class, or use engine=ForwardMode(chunk=1)"
         return [f"{function[1]}, a torch.autograd.Function, takes one tangent at a time: {cure}"]
-    operator = re.search(r"aten::\w+", message)
-    if "vmap" not in message or operator is None:
+    if "vmap" not in message:
         return []
-    return [f"torch cannot push several tangents through {operator[0]} at once: use engine=ForwardMode(chunk=1)"]
+    operator = re.search(r"aten::\w+", message)
+    words = f"({message.splitlines()[0]})" if operator is None else f"through {operator[0]}"
+    return [f"torch cannot push several tangents at once {words}: use engine=ForwardMode(chunk=1)"]
 
 
 def operator_problems(split: Split, x: Inputs) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, random_state, same_generators
+from splitfg.splitting._masks import TangentMasks
 from splitfg.types import Inputs, Params
 
 
@@ -61,7 +63,8 @@ class Passes:
         if torch.compiler.is_compiling() or self.seed is None:
             yield
             return
-        with _seeded(self.seed, next((t.device for t in tensors if t.device.type == "cuda"), None)):
+        device = next((t.device for t in tensors if t.device.type == "cuda"), None)
+        with _seeded(self.seed, device), nullcontext() if forward_ad._current_level < 0 else TangentMasks():
             yield
 
     def state(self, parts: Sequence[nn.Module], runs: Iterable[Callable[[], object]]) -> ForwardState | None:
