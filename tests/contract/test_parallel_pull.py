@@ -1,6 +1,7 @@
 """What the parallel pull keeps to: pure, one block's memory, honest counts, the same when compiled, clear errors."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from splitfg.estimators import compiled
 from splitfg.feedback import RandomMaps
 from splitfg.models import GPT, MLP, GPTConfig, ResNet
 from splitfg.recipes import Adam
+from splitfg.sites import pull_block
 
 ESTIMATORS = {
     "identity": ParallelPull,
@@ -96,6 +98,54 @@ def saved_at_once(layers):
 
 def test_no_more_is_saved_for_backward_than_one_block_needs():
     assert 0 < saved_at_once(6) == saved_at_once(2)
+
+
+def large_gpt():
+    s, x, y = gpt(layers=3)
+    with torch.no_grad():  # large enough for blocks to matter
+        for p in s.trunk.parameters():
+            p.add_(0.3 * noise(*p.shape, seed=p.numel()))
+    return s, x, y
+
+
+def test_a_block_waits_for_no_other():
+    """Inner parameters learn the same if the pulls of all other blocks return nonsense."""
+    s, x, y = large_gpt()
+    expected = ParallelPull(feedback=RandomMaps())(s, x, y).grads
+
+    def alone(chosen):
+        def puller(trunk, given, deltas, *, to_input):
+            pulled = pull_block(trunk, given, deltas, to_input=to_input)
+            if given.block == chosen:
+                return pulled
+            return replace(pulled, shares=[1e3 * torch.ones_like(c) for c in pulled.shares])
+
+        return ParallelPull(feedback=RandomMaps(), puller=puller)(s, x, y).grads
+
+    for block in s.trunk.block_path().blocks:
+        found = alone(block)
+        inner = [n for n in expected if block.name in n and f".{block.writer.removeprefix(block.name)[1:]}." not in n]
+        assert inner
+        for name in inner:
+            assert torch.equal(found[name], expected[name])
+    assert not torch.equal(found["trunk.position"], expected["trunk.position"])  # the sum of the pulls
+
+
+def test_the_order_of_the_blocks_does_not_matter():
+    s, x, y = large_gpt()
+    calls = []
+
+    def puller(trunk, given, deltas, *, to_input):
+        calls.append((given, list(deltas), to_input, pull_block(trunk, given, deltas, to_input=to_input)))
+        return calls[-1][-1]
+
+    ParallelPull(feedback=RandomMaps(), puller=puller)(s, x, y)
+    assert [given.block for given, *_ in calls] == list(reversed(s.trunk.block_path().blocks))
+    for i in (3, 0, 5, 1, 4, 2):
+        given, deltas, to_input, expected = calls[i]
+        again = pull_block(s.trunk, given, deltas, to_input=to_input)
+        assert all(torch.equal(a, b) for a, b in zip(again.shares, expected.shares, strict=True))
+        assert all(torch.equal(again.grads[n], g) for n, g in expected.grads.items())
 
 
 def test_compiled_equals_eager():

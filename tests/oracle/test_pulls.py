@@ -161,14 +161,24 @@ def test_own_block_takes_the_prediction_for_the_writers_too():
         ParallelPull(PATH, own_block=True, pulls=2)
 
 
+def toy():
+    return *residual(), PATH
+
+
+def transformer():
+    s, x, y = gpt()
+    return s, x, y, s.trunk.block_path()
+
+
 @pytest.mark.parametrize("variant", [{}, {"pulls": 2}, {"own_block": True}])
 @pytest.mark.parametrize("feedback", [UnchangedFeedback, MeanJacobian])
-def test_zeroed_blocks_make_every_variant_exact(variant, feedback):
-    s, x, y = residual()
+@pytest.mark.parametrize("make", [toy, transformer])
+def test_zeroed_blocks_make_every_variant_exact(make, variant, feedback):
+    s, x, y, path = make()
     with torch.no_grad():
-        for branch in s.trunk.branches:
-            branch[2].weight.zero_()
-    estimate = ParallelPull(PATH, feedback(), **variant)(s, x, y, generator=generator())
+        for block in path.blocks:
+            s.trunk.get_submodule(block.writer).weight.zero_()
+    estimate = ParallelPull(path, feedback(), **variant)(s, x, y, generator=generator())
     expected = exact(s, x, y)
     for name, g in expected.items():
         torch.testing.assert_close(estimate.grads[name], g)
