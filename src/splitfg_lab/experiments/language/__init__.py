@@ -59,6 +59,8 @@ EXPERIMENT = Experiment(
         ("adaptive", False),
         ("adaptive_groups", []),
         ("method:ParallelPullMethod.skips", False),
+        ("method.feedback:MeanJacobianFeedback.limit", None),
+        ("method.feedback.maps:MeanJacobianFeedback.limit", None),
     ),
     headlines=headlines(),
 )
