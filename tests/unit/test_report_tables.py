@@ -17,6 +17,7 @@ from splitfg_lab.experiments.spec import Cell, Experiment, Paper, Preset, Row, T
 from splitfg_lab.report._cell_view import CellView
 from splitfg_lab.report._costs import view_costs
 from splitfg_lab.report._groups import PresetRuns, group_runs
+from splitfg_lab.report._markdown import _filled
 from splitfg_lab.report._provenance import provenance
 from splitfg_lab.report._series import _paper_values
 from splitfg_lab.report._table_view import TableView, view_table
@@ -436,6 +437,21 @@ def test_rows_that_were_not_run_collapse_to_a_footnote():
     assert [row.label for row in view.rows] == ["Run"]
     assert view.footnotes[-1][1] == "Not run: Not yet."
     assert [row.label for row in view_table(table, groups()).rows] == ["Run", "Not yet"]  # a table keeps its rows
+
+
+def test_columns_that_were_not_run_collapse_too():
+    done, open_, quoted = Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("b", "accuracy", Paper(3.0))
+    rows = (
+        Row("Same", ("words", open_, None, quoted)),
+        Row("Same", ("words", open_, None, None)),
+        Row("Run", ("more", open_, done, open_)),
+    )
+    table = Table("t", "t", ("Words", "Never", "Run", "In the paper"), rows, collapse=True)
+    view = view_table(table, groups(run("a", 60.0)))
+    assert [column.name for column in view.columns] == ["Words", "Run", "In the paper"]
+    assert [(row.label, len(row.cells)) for row in view.rows] == [("Same", 3), ("Run", 3)]
+    assert view.footnotes[-1][1] == "Not run: Same; the column Never."
+    assert "|  | Words | Run | In the paper |" in "\n".join(_filled(view))
 
 
 def test_reverse_passes_inside_blocks_are_no_forward_only_method():

@@ -101,7 +101,7 @@ class Table:
         best_in: Where the best cell is marked: in each row (methods side by side), in each column, or in the whole
             table (a grid of settings).
         decimals: Digits after the point.
-        collapse: Leave out rows of which nothing was run, and list them in a footnote.
+        collapse: Leave out rows and columns of which nothing was run, and list them in a footnote.
     """
 
     key: str

@@ -100,7 +100,7 @@ def _filled(view: TableView) -> Iterator[str]:
     table = view.table
     yield f"{table.better.capitalize()} is better." if table.better else ""
     rows = [(_escape(row.label), *(_cell(cell) for cell in row.cells)) for row in view.rows]
-    yield _grid(("", *map(_escape, table.columns)), rows)
+    yield _grid(("", *(_escape(column.name) for column in view.columns)), rows)
     yield _escape(table.note)
     yield "\n".join(f"- {mark} {_escape(text)}" for mark, text in view.footnotes)
     if view.provenance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from splitfg_lab.experiments.spec import Cell, Paired, Table
@@ -23,12 +23,6 @@ class RowView:
 
     label: str
     cells: tuple[CellView, ...]
-
-    @property
-    def is_unrun(self) -> bool:
-        """Whether it has cells for runs, and none of these was run."""
-        states = {cell.state for cell in self.cells} - {"text"}
-        return states == {"not run"} and not any(cell.variants for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,33 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     mark_best(rows, table)
     tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
-    unrun = [view.label for view in views if table.collapse and view.is_unrun]
-    kept = tuple(view for view in views if view.label not in unrun)
-    columns = _columns(table)
+    columns, views, unrun = _collapsed(_columns(table), views) if table.collapse else (_columns(table), views, [])
     footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
     if tests:
         footnotes.append(("p", _TESTED.format("1 test" if tests == 1 else f"{tests} tests")))
-    if unrun and kept:
+    if unrun:
         footnotes.append(("–", f"Not run: {'; '.join(unrun)}."))
-    return TableView(table, columns, kept or views, tuple(footnotes), provenance(_runs_behind(table, groups)))
+    return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)))
+
+
+def _collapsed(
+    columns: tuple[ColumnView, ...], rows: tuple[RowView, ...]
+) -> tuple[tuple[ColumnView, ...], tuple[RowView, ...], list[str]]:
+    """Leave out rows and columns of which nothing was run, and list them; a table without runs keeps all."""
+    kept = tuple(row for row in rows if not _is_unrun(row.cells))
+    if not kept:
+        return columns, rows, []
+    left = [j for j in range(len(columns)) if not _is_unrun([row.cells[j] for row in kept])]
+    unrun = [row.label for row in rows if _is_unrun(row.cells)]
+    unrun += [f"the column {column.name}" for j, column in enumerate(columns) if j not in left]
+    shown = tuple(RowView(row.label, tuple(row.cells[j] for j in left)) for row in kept)
+    return tuple(columns[j] for j in left), shown, unrun
+
+
+def _is_unrun(cells: Sequence[CellView]) -> bool:
+    """Return whether there are cells for runs, none of these was run, and the paper has none either."""
+    states = {cell.state for cell in cells} - {"text"}
+    return states == {"not run"} and not any(cell.variants or cell.paper for cell in cells)
 
 
 def _columns(table: Table) -> tuple[ColumnView, ...]:

@@ -52,6 +52,7 @@ def _screening(setting: ImageSetting) -> Table:
         best_in="table",
         note="Not in the paper, which has K = 4 and rho = 1. One seed where the ablation has no more. The direct path"
         " trains the stem and the block's last convolution, without tangents.",
+        collapse=True,
     )
 
 
@@ -68,6 +69,7 @@ def _apart() -> Table:
             for K, rho in APART
         ),
         note="The paper clips jointly: the trunk's noise then shrinks the head's exact gradient too.",
+        collapse=True,
     )
 
 
@@ -87,6 +89,7 @@ def _longer() -> Table:
         ),
         "higher",
         note="Only the first and the last row are in the paper.",
+        collapse=True,
     )
 
 
@@ -143,6 +146,7 @@ def _feedback() -> Table:
         " run reverse mode inside single blocks, from gradients that maps predict at their outputs. Where skips are"
         " carried, gradients pass from block to block along the skips alone, through ReLU's mask and, where the width"
         " changes, a 1x1 convolution; none passes from one residual branch into another but by pulls.",
+        collapse=True,
     )
 
 
@@ -167,4 +171,5 @@ def _adaptive() -> Table:
         "higher",
         best_in="row",
         note="Not in the paper, which leaves an adaptive step to future work. Nothing of the line search was tuned.",
+        collapse=True,
     )

@@ -11,8 +11,9 @@ from splitfg_lab.experiments.language._config import (
     Sizes,
     UnigramMethod,
 )
+from splitfg_lab.experiments.language._figures import figures, headlines
 from splitfg_lab.experiments.language._presets import presets
-from splitfg_lab.experiments.language._report_tables import figures, headlines, tables
+from splitfg_lab.experiments.language._report_tables import tables
 from splitfg_lab.experiments.spec import Experiment
 
 __all__ = [
