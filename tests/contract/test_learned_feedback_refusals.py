@@ -104,7 +104,7 @@ class TestBadTrunks:
             def forward(self, x):
                 return torch.cumprod(self.layer(x), -1)
 
-        self.refused(Sorted(), "cumprod has no closed-form pullback.*register_rule")
+        self.refused(Sorted(), r"the trunk \(Sorted\): cumprod has no closed-form pullback.*register_rule")
 
     def test_parameters_multiplied_outside_a_layer(self):
         class Raw(nn.Module):
@@ -115,7 +115,7 @@ class TestBadTrunks:
             def forward(self, x):
                 return self.layer(x) @ self.w
 
-        self.refused(Raw(), "matmul multiplies by a parameter outside a layer.*nn.Linear")
+        self.refused(Raw(), r"the trunk \(Raw\): matmul multiplies by a parameter outside a layer.*nn.Linear")
 
     def test_black_boxes(self):
         trunk = splitfg.BlackBoxTrunk(lambda p, x: x @ p["w"], {"w": torch.ones(5, 4, dtype=DOUBLE)})

@@ -213,7 +213,7 @@ RAISES = {
             lambda m, x: m.t(*[x[:, None]] * 3)[0].squeeze(1),
             t=nn.MultiheadAttention(5, 1, add_zero_attn=True, batch_first=True),
         ),
-        "multi_head_attention_forward has no closed form for add_zero_attn",
+        r"t \(MultiheadAttention\): attention has no closed form for add_zero_attn",
     ),
     "normalised weights": (
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 5)),

@@ -64,7 +64,9 @@ def test_writers_come_in_order_and_the_last_is_exact():
 
 def test_a_stream_that_is_scaled():
     model = seeded(lambda: Stream(scale=0.5))
-    with pytest.raises(SplitError, match=r"sum of blocks\.1\.out, and of values from: mul.*strict=False"):
+    with pytest.raises(
+        SplitError, match=r"sum of blocks\.1\.out, and of values from: blocks\.1 \(Block\): mul.*strict=False"
+    ):
         ResidualPath.find(model, X)
     path = ResidualPath.find(model, X, strict=False)
     assert path.writers == WRITERS

@@ -248,7 +248,7 @@ def test_activity_tangents_name_the_mixing_of_batch_norm():
     assert "rows of a batch mix" in refused(ActivityFG(2), cut("batch_norm"), X, Y)[0]
 
 
-@pytest.mark.parametrize("name", ["batch_norm", "images", "dropout", "functional", "both"])
+@pytest.mark.parametrize("name", TRUNKS)
 def test_learned_feedback_converges_to_the_gradient(name):
     s, estimator = cut(name), LearnedFeedback()
     bound = s.for_step(X, generator())

@@ -43,8 +43,10 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
     grads = {name: g for name, g in grads.items() if name not in left_out}
     params = {name: p for name, p in split.trunk_params().items() if name in grads}
     v = {name: torch.randn(p.shape, generator=draws).to(p) for name, p in params.items()}
-    if not params or not bool(norm(grads).isfinite()):
+    if not params:
         return []
+    if not bool(norm(grads).isfinite()):
+        return _infinite(grads)
     derivative, allowed = _derivative(split, x, u, params)
     size = float(norm(grads))
 
@@ -62,6 +64,13 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
         f" {error:.2g}): a layer's forward() was replaced, a pull_back or a rule is wrong, or a function hides a"
         " derivative. Correct it, use SplitFG(), or, to train with it as it is, pass check=False to split() or Split()"
     ]
+
+
+def _infinite(grads: Params) -> list[str]:
+    """Word the problem of gradients that are not finite; those of narrow dtypes may overflow for this u alone."""
+    wide = [name for name, g in grads.items() if g.dtype.itemsize >= 4 and not bool(g.isfinite().all())]
+    words = "in closed form are not finite: a function of the trunk has no derivative there, as sqrt at 0, or a rule"
+    return [f"gradients of {shorten(wide)} {words} is wrong"] if wide else []
 
 
 def _by_frequency(split: Split) -> set[str]:

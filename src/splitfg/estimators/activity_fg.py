@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
-from splitfg.errors import SplitError, raise_if
+from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
@@ -37,7 +37,7 @@ from splitfg.sites import (
     validate_activities,
 )
 from splitfg.splitting import Split, parts
-from splitfg.splitting.checks import begin_step, check_finite, check_loss, skip_checks
+from splitfg.splitting.checks import begin_step, check_finite, check_gradients, check_loss, skip_checks
 from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
 
@@ -259,6 +259,7 @@ class ActivityFG:
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
+        check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
         grads = added(share.once(exact.grads), trunk)
         return Partial(exact.loss, grads, stats, state_update=change)
@@ -276,13 +277,9 @@ def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torc
     Raises:
         SplitError: A layer is called more than once.
     """
-    raise_if(
-        [
-            f"{name} is called twice in a pass, so it has no single activity: leave it out of Activities(layers=...)"
-            for name, calls in seen.reads.items()
-            if name in names and len(calls) > 1
-        ]
-    )
+    often = [name for name, calls in seen.reads.items() if name in names and len(calls) > 1]
+    words = "called twice in a pass, so that they have no single activity: leave them out of Activities(layers=...)"
+    raise_if([f"layers ({shorten(often)}) are {words}"] if often else [])
     called = [name for name in names if name in seen.reads]
     return {name: seen.reads[name][0] for name in called}, {name: seen.wrote[name][0] for name in called}
 
@@ -298,11 +295,6 @@ def _for_every_row(
 
 def _check_rows(chosen: Activities, top: Tensor, shapes: Mapping[str, torch.Size]) -> None:
     rows = top.shape[: chosen.rows]
-    raise_if(
-        [
-            f"{name} writes {tuple(shape)}, which does not begin with the {tuple(rows)} rows that are scored: choose"
-            " other layers or rows"
-            for name, shape in shapes.items()
-            if shape[: chosen.rows] != rows
-        ]
-    )
+    others = [f"{name} writes {tuple(shape)}" for name, shape in shapes.items() if shape[: chosen.rows] != rows]
+    words = f"which does not begin with the {tuple(rows)} rows that are scored: choose other layers or rows"
+    raise_if([f"{shorten(others)}, {words}"] if others else [])

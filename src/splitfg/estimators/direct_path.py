@@ -35,7 +35,7 @@ from splitfg.sites import (
     validate_path,
 )
 from splitfg.splitting import Split, parts
-from splitfg.splitting.checks import begin_step
+from splitfg.splitting.checks import begin_step, check_gradients
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -204,6 +204,7 @@ class DirectPath:
     def _assembled(self, trunk: Params, learning: _MapLearning, head: HeadPass, share: Share) -> Partial:
         exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
+        check_gradients(norms)
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
         grads = added(exact.grads, trunk)
         complete = partial(_with_change, learning, share)

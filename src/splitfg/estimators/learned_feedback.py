@@ -26,7 +26,7 @@ from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, N
 from splitfg.numerics import added, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_lean_tape, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
-from splitfg.splitting.checks import begin_step, has_rows, skip_checks
+from splitfg.splitting.checks import begin_step, check_gradients, has_rows, skip_checks
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -136,6 +136,7 @@ class LearnedFeedback:
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
+        check_gradients(norms)
         stats = Stats(jvps=jvps + self.passes(split), biased=True, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
 

@@ -38,7 +38,7 @@ from splitfg.sites import (
     validate_blocks,
 )
 from splitfg.splitting import ForwardOnlyTrunk, Split
-from splitfg.splitting.checks import begin_step
+from splitfg.splitting.checks import begin_step, check_gradients
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
 
@@ -143,6 +143,7 @@ class ParallelPull:
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
+        check_gradients(norms)
         biased = self.pulls < len(path.blocks)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk
 from splitfg.engines import ForwardMode
-from splitfg.errors import NonFiniteError, SplitError, raise_if
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
@@ -19,7 +18,7 @@ from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.numerics import added, norm, widened, without_autocast
 from splitfg.splitting import Batch, Split
-from splitfg.splitting.checks import check_loss, skip_checks
+from splitfg.splitting.checks import check_gradients, check_loss
 from splitfg.tangents import Layout, TangentSource
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -141,7 +140,7 @@ class SplitFG(TangentSettings):
     def _completed(self, source: TangentSource, split: Split, total: Partial) -> Estimate:  # noqa: ARG002
         trunk = self.from_source(source, total.stats.scores)
         norms = {**total.stats.norms, "trunk": norm(trunk), "head": norm(total.grads, like=total.loss)}
-        _check_gradients(norms)
+        check_gradients(norms)
         return Estimate(total.loss, added(total.grads, trunk), replace(total.stats, norms=norms))
 
     def _estimate(
@@ -186,7 +185,7 @@ class SplitFG(TangentSettings):
         exact = head.result()
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
-        _check_gradients(norms)
+        check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, added(exact.grads, trunk), stats)
 
@@ -195,13 +194,6 @@ def _inner(dh: Tensor, u: Tensor) -> Tensor:
     """<u, dh_k> for every k, summed in float32 or wider."""
     with without_autocast(u.device):
         return widened(dh.flatten(1)) @ widened(u.flatten())
-
-
-def _check_gradients(norms: Mapping[str, Tensor]) -> None:
-    """Scores may be finite where gradients are not: those are as narrow as the parameters."""
-    if not skip_checks() and not bool(torch.stack(list(norms.values())).isfinite().all()):
-        words = "a gradient is not finite though the loss is: it does not fit the parameters' dtype"
-        raise NonFiniteError([f"{words}: use bfloat16 or float32"])
 
 
 def _trunk_params(split: Split) -> Params:

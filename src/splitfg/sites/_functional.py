@@ -62,7 +62,6 @@ def attention_in_parts(
     wanted = {
         "bias_k or bias_v": bias_k is not None or bias_v is not None,
         "add_zero_attn": add_zero_attn,
-        "dropout": dropout_p > 0 and training,
         "static_k or static_v": static_k is not None or static_v is not None,
     }
     if any(wanted.values()):
@@ -83,13 +82,45 @@ def attention_in_parts(
     q, k, v = (_heads(part, num_heads) for part in (q, k, v))
     scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
     mask = _mask(attn_mask, key_padding_mask, scores)
-    weights_ = torch.softmax(scores if mask is None else scores + mask, -1)
+    weights_ = F.dropout(torch.softmax(scores if mask is None else scores + mask, -1), dropout_p, training)
     rows = (weights_ @ v).permute(2, 0, 1, 3).flatten(2)  # (queries, batch, E)
     out = F.linear(rows, out_proj_weight, out_proj_bias)
     shown = (weights_.mean(1) if average_attn_weights else weights_) if need_weights else None
     if batched:
         return out, shown
     return out.squeeze(1), None if shown is None else shown.squeeze(0)
+
+
+def dot_product_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute ``F.scaled_dot_product_attention`` by matmul, softmax and dropout, each with a closed form.
+
+    Draws the random numbers of torch's kernel without fusion, which runs attention with dropout on a CPU.
+    """
+    groups = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    key, value = (_repeated(t, groups) if groups > 1 else t for t in (key, value))
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
+        return F.dropout(torch.softmax(scores, -1), dropout_p) @ value
+    scores = scores + (_as_sum(~attn_mask, scores) if attn_mask.dtype == torch.bool else attn_mask)
+    nothing = (scores == -math.inf).all(-1, keepdim=True)  # rows that attend to no key give zero
+    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    return F.dropout(weights, dropout_p) @ value
+
+
+def _repeated(heads: Tensor, groups: int) -> Tensor:
+    """Repeat every head of keys or values for the queries that read it."""
+    return heads.unsqueeze(-3).expand(*heads.shape[:-2], groups, *heads.shape[-2:]).flatten(-4, -3)
 
 
 def _projected(inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, E: int) -> list[Tensor]:

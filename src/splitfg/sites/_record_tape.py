@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
-from splitfg.sites._functional import attention_in_parts, linear_arguments, linear_layer
+from splitfg.sites._functional import attention_in_parts, dot_product_in_parts, linear_arguments, linear_layer
 from splitfg.sites._tape import Alter, Operation, Store, Tape, is_activation, is_differentiable, is_leaf, tensors_in
+from splitfg.splitting import original
 
 
 def record_tape(
@@ -56,6 +57,7 @@ class _Recorder(TorchFunctionMode):
         self._weights = {id(t): name for name, t in named if t.ndim == 2}
         self._written: dict[int, Tensor] = {}
         self.inside = 0
+        self.callers: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -68,10 +70,12 @@ class _Recorder(TorchFunctionMode):
         plain = _OUT_OF_PLACE.get(getattr(func, "__name__", ""))
         if plain is not None and self._depends(args[0]):
             return self._written_aside(plain, args, kwargs)
-        if operation_name(func) in _DROPOUTS and not _drops_in_place(args, kwargs):
+        if operation_name(func) in _DROPOUTS:
             return self._dropped(func, args, kwargs)
         if func is F.multi_head_attention_forward:
-            return self._in_parts(args, kwargs)
+            return self._in_parts(attention_in_parts, args, kwargs)
+        if func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
+            return self._in_parts(dot_product_in_parts, args, kwargs)
         if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._weights:
             return self._linear(*linear_arguments(args, kwargs))
         # a constant that an activation is written into would hide it from the tape, so constants count too
@@ -79,7 +83,7 @@ class _Recorder(TorchFunctionMode):
         output = func(*args, **kwargs)
         name = operation_name(func)
         if [t._version for t in given] != versions:
-            raise SplitError([_in_place(name)])
+            raise SplitError([self._in_place(name)])
         if any(output is t for t in given):  # dropout in evaluation mode, a cast to the same dtype
             return output
         return self.record(Operation(name, None, tuple(args), kwargs, output), active=True)
@@ -88,7 +92,7 @@ class _Recorder(TorchFunctionMode):
         """Compute a new tensor instead of writing over an activation, and record that."""
         output = plain(*args, **kwargs)
         if output.dtype != args[0].dtype or output.shape != args[0].shape:
-            raise SplitError([_in_place(operation_name(plain))])
+            raise SplitError([self._in_place(operation_name(plain))])
         self.mark_written(args[0])
         return self.record(Operation(operation_name(plain), None, tuple(args), kwargs, output), active=True)
 
@@ -99,24 +103,35 @@ class _Recorder(TorchFunctionMode):
     def require_unwritten(self, given: Sequence[Tensor]) -> None:
         """Raise an error if the trunk reads memory that it has written over."""
         if self._written and any(_memory(t) in self._written for t in given):
-            raise SplitError([_in_place("and reads what was there")])
+            raise SplitError([self._in_place("and reads what was there")])
 
     def _dropped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record dropout as the product with its mask, which the same random numbers give for an input of ones."""
         x, *rest = args if args else (kwargs["input"],)
         ones = torch.ones_like(x)
-        mask = func(ones, *rest, **{name: value for name, value in kwargs.items() if name != "input"})
+        mask = func(ones, *rest[:2], **{name: v for name, v in kwargs.items() if name not in ("input", "inplace")})
         if mask is ones:  # evaluation mode
             return x
+        if _drops_in_place(args, kwargs):
+            self.mark_written(x)
         return self.record(Operation("mul", None, (x, mask), {}, x * mask), active=True)
 
-    def _in_parts(self, args: Any, kwargs: Any) -> Any:
+    def _in_parts(self, attention: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record attention as the functions that it consists of."""
         try:
             with self:
-                return attention_in_parts(*args, **kwargs)
+                return attention(*args, **kwargs)
         except NotImplementedError as error:
-            raise SplitError([f"multi_head_attention_forward has no closed form for {error}"]) from error
+            words = f"attention has no closed form for {error}: leave these settings out, or use SplitFG()"
+            raise SplitError([f"{self.caller}: {words}"]) from error
+
+    @property
+    def caller(self) -> str:
+        """Name and class of the innermost module that is being called."""
+        return self.callers[-1] if self.callers else "the trunk"
+
+    def _in_place(self, what: str) -> str:
+        return f"{self.caller}: the trunk writes in place ({what}): use the operation that returns a new tensor"
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         """Record W x + b as a layer of its own, named by its weight."""
@@ -140,7 +155,8 @@ class _Recorder(TorchFunctionMode):
             output = self._alter(self._store.count, output)
         # copies of lists among the arguments, to which the trunk may append later
         args, kwargs = pytree.tree_map(lambda value: value, (operation.args, dict(operation.kwargs)))
-        operation = replace(operation, args=args, kwargs=kwargs, output=output)
+        caller = self.caller if operation.module is None else ""
+        operation = replace(operation, args=args, kwargs=kwargs, output=output, caller=caller)
         self._store.add(operation)
         return operation.output
 
@@ -162,11 +178,23 @@ def _leaf_hooks(trunk: nn.Module, mode: _Recorder) -> Iterator[None]:
             handles.append(module.register_forward_pre_hook(_entered(mode, copied)))
             left = _left(mode, name, list(module.parameters()), copied)
             handles.append(module.register_forward_hook(left, prepend=True, with_kwargs=True, always_call=True))
+        else:
+            label = f"{name or 'the trunk'} ({type(original(module)).__name__})"
+            handles.append(module.register_forward_pre_hook(_called(mode, label), prepend=True))
+            handles.append(module.register_forward_hook(_returned(mode), always_call=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _called(mode: _Recorder, label: str) -> Callable[..., None]:
+    return lambda *_: mode.callers.append(label)
+
+
+def _returned(mode: _Recorder) -> Callable[..., None]:
+    return lambda *_: mode.callers.__delitem__(-1)
 
 
 def _entered(mode: _Recorder, copied: list[Tensor]) -> Callable[..., Any]:
@@ -232,10 +260,6 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
 def _drops_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
-
-
-def _in_place(what: str) -> str:
-    return f"the trunk writes in place ({what}): use the operation that returns a new tensor"
 
 
 def _autocast(value: Any) -> torch.dtype | None:

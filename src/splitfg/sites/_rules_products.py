@@ -90,6 +90,8 @@ def _attention(operation: Operation, delta: Tensor) -> Pulled:
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     p = scores.softmax(-1)
+    if mask is not None:  # rows that attend to no key give zero
+        p = p.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
     dp = delta @ v.mT
     ds = scale * p * (dp - (dp * p).sum(-1, keepdim=True))
     yield q, summed_to(ds @ k, q)

@@ -29,6 +29,7 @@ class Operation:
         kwargs: Keyword arguments.
         output: A tensor, or a tuple of tensors.
         autocast: The dtype that autocast gave a module's products; ``None`` without autocast.
+        caller: Name and class of the module that calls a function, for messages; empty for a module.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Operation:
     kwargs: Mapping[str, Any]
     output: Any
     autocast: torch.dtype | None = None
+    caller: str = ""
 
     def run(self, a: Tensor) -> Any:
         """Return what the module writes when it reads ``a`` in place of its first argument; runs no hooks."""
@@ -53,7 +55,9 @@ class Operation:
         return first
 
     def __str__(self) -> str:
-        return self.name if self.module is None else f"{self.name} ({type(self.module).__name__})"
+        if self.module is None:
+            return f"{self.caller}: {self.name}" if self.caller else self.name
+        return f"{self.name} ({type(self.module).__name__})"
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "begin_step",
     "check_batch",
     "check_finite",
+    "check_gradients",
     "check_h",
     "check_loss",
     "has_rows",
@@ -178,6 +179,14 @@ def check_loss(loss: Tensor, scores: Tensor | None = None) -> None:
         _require_finite(loss, "the loss")
         if scores is not None:
             _require_finite(scores, "a score <u, J v>")
+
+
+def check_gradients(norms: Mapping[str, Tensor]) -> None:
+    """Raise :class:`NonFiniteError` if the norm of a gradient is not finite, which is as narrow as the parameters."""
+    if not skip_checks() and not bool(torch.stack(list(norms.values())).isfinite().all()):
+        names = shorten([name for name, size in norms.items() if not bool(size.isfinite())])
+        words = "is not finite though the loss is: it does not fit the parameters' dtype, or learned maps have diverged"
+        raise NonFiniteError([f"a gradient ({names}) {words}. Use bfloat16 or float32, or a lower rate of the maps"])
 
 
 def _tensor_problems(split: Split, x: Inputs, y: object) -> list[str]:
