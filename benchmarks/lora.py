@@ -1,6 +1,7 @@
 """Fine-tuning of a GPT-2's adapters: memory and time of a step beside backprop's and MeZO's.
 
     PYTHONPATH=src python -m benchmarks.lora --device cuda --record benchmarks/lora.json
+    PYTHONPATH=src python -m benchmarks.lora --device cpu --record benchmarks/lora_cpu.json
 
 Needs transformers, not peft. Weights are random: neither memory nor time depends on them. The frozen base is in
 bfloat16, the adapters in float32, and all methods run in eager code; on a CPU with one row of 256 tokens. A second

@@ -1,8 +1,9 @@
-"""Write the page on fine-tuning adapters, ``docs/results/adapters.md``, from ``benchmarks/lora.json``."""
+"""Write the page on fine-tuning adapters, ``docs/results/adapters.md``, from the records of ``benchmarks.lora``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,48 @@ from pages import replace_page, table
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
-RECORD = DOCS.parent / "benchmarks" / "lora.json"
+RECORDS = ("lora.json", "lora_cpu.json")
 PAGE = DOCS / "results" / "adapters.md"
 
 
 def write_page(app: Sphinx) -> None:  # noqa: ARG001
-    replace_page(PAGE, page(json.loads(RECORD.read_text(encoding="utf-8"))))
+    replace_page(PAGE, page(records()))
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the Markdown page of a record."""
-    sizes = found["sizes"]
+def records() -> list[dict[str, Any]]:
+    """Read the records, one for every kind of machine."""
+    folder = DOCS.parent / "benchmarks"
+    return [json.loads((folder / name).read_text(encoding="utf-8")) for name in RECORDS]
+
+
+def page(found: Iterable[dict[str, Any]]) -> str:
+    """Return the Markdown page of some records."""
     blocks = [
         "---\nhide-toc: true\n---",
         "# Adapters of a GPT-2: time and memory of a step",
-        f"From `python -m benchmarks.lora --record`: {sizes['layers']} blocks of width {sizes['width']},"
-        f" {sizes['vocabulary']:,} tokens, random weights in bfloat16, adapters of rank {sizes['rank']} in float32,"
-        f" {sizes['rows']} x {sizes['length']} tokens a step, eager code. Memory is what a step needs beyond the"
-        " parameters and the optimizer's state. A step of one method is not worth that of another: the table compares"
-        " costs.",
+        "From `python -m benchmarks.lora --record`. Weights are random, the frozen base is in bfloat16, the adapters"
+        " are in float32, and all methods run in eager code, where a GPU waits for Python. Memory is what a step needs"
+        " beyond the parameters and the optimizer's state. A step of one method is not worth that of another: the"
+        " tables compare costs.",
+    ]
+    for record in found:
+        blocks += _sections(record)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _sections(found: dict[str, Any]) -> list[str]:
+    sizes = found["sizes"]
+    return [
+        f"## {found['device'].partition(': ')[2]}",
+        f"{sizes['layers']} blocks of width {sizes['width']}, {sizes['vocabulary']:,} tokens, adapters of rank"
+        f" {sizes['rank']}, {sizes['rows']} x {sizes['length']} tokens a step:",
         _steps(found["step"]),
-        "## Attention",
         "Passes with tangents compute attention as matmul and softmax, because the fused kernels have no forward-mode"
         " rule. One forward pass of the trunk:",
         _attention(found["attention"]),
         f"Measured {found['date']}, {found['device']}, {found['threads']} threads, torch {found['torch']}, revision"
         f" {str(found['git'])[:10]}.",
     ]
-    return "\n\n".join(blocks) + "\n"
 
 
 def _steps(steps: dict[str, dict[str, Any]]) -> str:

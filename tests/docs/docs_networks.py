@@ -55,6 +55,11 @@ def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> V
     return lambda: of(preset)() / of(frozen)()  # type: ignore[operator]
 
 
+def over_tuned(preset: str) -> Value:
+    """By how many percent a perplexity over the epoch exceeds that of tuned backprop."""
+    return lambda: 100 * (over_frozen(preset, "backprop-tuned")() - 1)  # type: ignore[operator]
+
+
 def top1(preset: str) -> Value:
     """Accuracy with seed 0, the only one that all of these presets were run with."""
     return lambda: by_seed("images", preset, "accuracy")[0]

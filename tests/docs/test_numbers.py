@@ -37,6 +37,12 @@ NETWORKS = {
         1,
         ["tuned-rho0.3-10", "learned-layers-rho0.3-10", "split_fg-k4-rho0.1-10", "frozen-10"],
     ),
+    "GPT, one epoch, backprop tuned": (
+        "language",
+        "val_ppl",
+        1,
+        ["backprop-tuned", "learned-layers-rho0.3", "split_fg-k4-rho0.1", "frozen"],
+    ),
 }
 """Rows of the README's second table: experiment, metric, digits, and the presets of its columns."""
 

@@ -72,9 +72,12 @@ def test_command(tmp_path, capsys):
 
 def test_the_page_shows_what_is_recorded():
     adapters_page = importlib.import_module("adapters_page")
-    record = json.loads((ROOT / "benchmarks" / "lora.json").read_text(encoding="utf-8"))
-    page = adapters_page.page(record)
-    assert set(record["step"]) == set(lora.METHODS)
-    for name, figures in record["step"].items():
-        assert f"| {name} | {figures.get('error') or format(figures['ms'], ',.0f')} |" in page
-    assert not record["git_dirty"]
+    records = adapters_page.records()
+    page = adapters_page.page(records)
+    assert [record["device"].partition(":")[0] for record in records] == ["cuda", "cpu"]
+    for record in records:
+        assert set(record["step"]) == set(lora.METHODS)
+        for name, figures in record["step"].items():
+            assert f"| {name} | {figures.get('error') or format(figures['ms'], ',.0f')} |" in page
+        assert record["git"]
+        assert not record["git_dirty"]
