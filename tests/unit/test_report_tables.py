@@ -450,7 +450,7 @@ def test_columns_that_were_not_run_collapse_too():
     view = view_table(table, groups(run("a", 60.0)))
     assert [column.name for column in view.columns] == ["Words", "Run", "In the paper"]
     assert [(row.label, len(row.cells)) for row in view.rows] == [("Same", 3), ("Run", 3)]
-    assert view.footnotes[-1][1] == "Not run: Same; the column Never."
+    assert view.footnotes[-1][1] == "Not run: Same, words; the column Never."
     assert "|  | Words | Run | In the paper |" in "\n".join(_filled(view))
 
 

@@ -75,10 +75,17 @@ def _collapsed(
     if not kept:
         return columns, rows, []
     left = [j for j in range(len(columns)) if not _is_unrun([row.cells[j] for row in kept])]
-    unrun = [row.label for row in rows if _is_unrun(row.cells)]
+    unrun = [_row_name(row, rows) for row in rows if _is_unrun(row.cells)]
     unrun += [f"the column {column.name}" for j, column in enumerate(columns) if j not in left]
     shown = tuple(RowView(row.label, tuple(row.cells[j] for j in left)) for row in kept)
     return tuple(columns[j] for j in left), shown, unrun
+
+
+def _row_name(row: RowView, rows: Sequence[RowView]) -> str:
+    """Return a row's label, with its first words where other rows have the same label."""
+    words = [cell.text for cell in row.cells if cell.state == "text"]
+    shared = sum(other.label == row.label for other in rows) > 1
+    return f"{row.label}, {words[0]}" if shared and words else row.label
 
 
 def _is_unrun(cells: Sequence[CellView]) -> bool:
