@@ -31,7 +31,7 @@ def figures() -> tuple[Figure, ...]:
         )
         for s in SETTINGS
     )
-    return (*curves, _ablation_curves(), *moved, *sweeps, *_pictures())
+    return (*curves, _ablation_curves(), _whole_curves(), *moved, *sweeps, *_pictures())
 
 
 def _accuracy_curves(setting: ImageSetting, x: Literal["step", "wall_s"]) -> Curves:
@@ -46,6 +46,12 @@ def _ablation_curves() -> Curves:
     return Curves("images-flat", "CIFAR-10, flat head: accuracy over training", names, "accuracy")
 
 
+def _whole_curves() -> Curves:
+    names = ("backprop", "learned", "skips4", "skips3", "skips2", "pull2", "pure_fg")
+    title = "CIFAR-10, whole ResNet-20, 60 epochs: accuracy over training"
+    return Curves("images-whole", title, tuple(f"cifar10-{name}" for name in names), "accuracy")
+
+
 def _pictures() -> tuple[Figure, ...]:
     return (
         Confusion(
@@ -57,7 +63,14 @@ def _pictures() -> tuple[Figure, ...]:
         Filters(
             "images-filters",
             "CIFAR-10, flat head: filters of the first convolution",
-            ("flat-frozen", "flat-split_fg", direct("flat", 1.0), "flat-backprop"),
+            (
+                "flat-frozen",
+                "flat-split_fg",
+                screened(SETTINGS[0], 64, 1.0),
+                direct("flat", 1.0),
+                "flat-learned",
+                "flat-backprop",
+            ),
         ),
     )
 
