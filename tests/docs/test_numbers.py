@@ -46,6 +46,18 @@ NETWORKS = {
 }
 """Rows of the README's second table: experiment, metric, digits, and the presets of its columns."""
 
+LADDER = {
+    "Frozen trunk": ("frozen-10", "frozen"),
+    "Split-FG, K = 4": ("split_fg-k4-rho0.1-10", "split_fg-k4-chunk4"),
+    "Direct path": ("direct-rho0.03-10", "direct"),
+    "Maps": ("maps-rho0.03-10", "maps"),
+    "Maps, one pull": ("pull-maps-rho0.1-10", "pull-maps"),
+    "Maps, two pulls": ("pull2-maps-rho0.1-10", "pull2-maps"),
+    "Learned feedback": ("learned-layers-rho0.3-10", "learned-layers"),
+    "Backprop": ("tuned-rho0.3-10", "backprop"),
+}
+"""Columns of the README's third table: the preset, and its variant in ``language_cost/ladder``."""
+
 
 def prose(page: str) -> str:
     """A page on one line, without code blocks, tables, comments, addresses and emphasis."""
@@ -141,6 +153,24 @@ def test_table_of_images_and_text():
                 assert shown(ours, statistics.mean(run.metrics[metric] for run in runs)), f"{label}, {preset}"
                 quoted = {f"{value:.{decimals}f}" for value in paper(name, preset, metric)}
                 assert set(theirs) == quoted, f"{label}, {preset}: the paper has {quoted}"
+
+
+def test_table_of_the_ladder():
+    (grid,) = [t for t in tables(README) if t[0][1:] == list(LADDER)]
+    rows = {label: cells for label, *cells in grid[1:]}
+    columns = list(zip(LADDER.values(), *rows.values(), strict=True))
+    assert list(rows) == [
+        "Perplexity",
+        "Step time over backprop's",
+        "Reverse passes inside blocks",
+        "Reverse passes through the trunk",
+    ]
+    for (preset, variant), perplexity, ratio, inside, through in columns:
+        runs = runs_of("language", preset)
+        assert shown(perplexity, statistics.mean(run.metrics["val_ppl"] for run in runs)), preset
+        assert shown(ratio, recorded("language_cost", "ladder", f"ratio/{variant}")), preset
+        assert {run.block_backward or 0 for run in runs} == {int(inside)}, preset
+        assert {run.trunk_backward for run in runs} == {int(through)}, preset
 
 
 def test_only_checked_tables_hold_measurements():
