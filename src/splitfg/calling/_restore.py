@@ -6,6 +6,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
 from operator import is_
 from typing import Any
 
@@ -18,7 +20,6 @@ from splitfg.calling._generators import same_generators
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
 _CONTAINERS = (*_MAPPINGS, *_COLLECTIONS)
-_SIMPLE = frozenset((bool, int, float, str, type(None)))
 
 
 @contextmanager
@@ -99,15 +100,18 @@ class _Snapshot:
 
     def __init__(self, parts: Iterable[nn.Module], stored: set[int] | None) -> None:
         self._contents: dict[int, tuple[Any, Any]] = {}
+        self._empty: list[Any] = []  # most containers of a module are for hooks, and empty
         self._tensors: dict[int, tuple[Tensor, int, Tensor | None]] = {}
         self._stored = stored
         modules = list(modules_of(parts))
         self._outside = {id(vars(m).get(name)) for m in modules for name in _outside(m)}
-        for module in modules:
-            self._add(vars(module))
+        self._add(map(vars, modules))
 
     def restore(self) -> None:
         """Undo every change since the snapshot."""
+        for container in self._empty:
+            if container:
+                container.clear()
         for container, content in self._contents.values():
             _refill(container, content)
         for tensor, _, value in self._tensors.values():
@@ -127,24 +131,46 @@ class _Snapshot:
 
     def changes(self) -> ForwardState:
         """Return every change since the snapshot."""
-        contents = [(kept, kept.copy()) for kept, content in self._contents.values() if not _same(kept, content)]
+        contents = [(kept, kept.copy()) for kept in self._empty if kept]
+        contents += [(kept, kept.copy()) for kept, content in self._contents.values() if not _same(kept, content)]
         return ForwardState(contents, [(t, t.detach().clone()) for t in self.written()])
 
-    def _add(self, value: Any) -> None:
-        kind = type(value)
-        if kind in _SIMPLE or id(value) in self._outside:
-            return
-        if kind in _CONTAINERS:
-            if id(value) not in self._contents:
-                content = value.copy()
-                self._contents[id(value)] = value, content
-                for inner in content.values() if isinstance(content, dict) else content:
-                    self._add(inner)
-        elif isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            stored = self._stored is None or id(value) in self._stored
-            self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
-        elif hasattr(kind, "__dataclass_fields__") and hasattr(value, "__dict__"):
-            self._add(vars(value))
+    def _add(self, values: Iterable[Any]) -> None:
+        for value in values:
+            kind: type = type(value)
+            role = _role(kind)
+            if role is _Role.OTHER or id(value) in self._outside:
+                continue
+            if role is _Role.CONTAINER:
+                if not value:
+                    self._empty.append(value)
+                elif id(value) not in self._contents:
+                    content = value.copy()
+                    self._contents[id(value)] = value, content
+                    self._add(content.values() if isinstance(content, dict) else content)
+            elif role is _Role.DATACLASS:
+                self._add([vars(value)] if hasattr(value, "__dict__") else [])
+            elif not isinstance(value, nn.Parameter):
+                stored = self._stored is None or id(value) in self._stored
+                self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
+
+
+class _Role(Enum):
+    """What a snapshot stores of a value."""
+
+    CONTAINER = auto()
+    TENSOR = auto()
+    DATACLASS = auto()
+    OTHER = auto()
+
+
+@lru_cache(maxsize=1024)
+def _role(kind: type) -> _Role:
+    if kind in _CONTAINERS:
+        return _Role.CONTAINER
+    if issubclass(kind, Tensor):
+        return _Role.TENSOR
+    return _Role.DATACLASS if hasattr(kind, "__dataclass_fields__") else _Role.OTHER
 
 
 def _outside(module: nn.Module) -> tuple[str, ...]:
