@@ -13,6 +13,7 @@ from docs_networks import (
     LEAN,
     LEANEST,
     TUNED_10,
+    accuracies,
     bench_feedback,
     bench_ratio,
     cost,
@@ -21,6 +22,7 @@ from docs_networks import (
     frozen_torch,
     image_cost,
     layer_mib,
+    mean_top1,
     mib,
     over_frozen,
     over_tuned,
@@ -35,7 +37,7 @@ from docs_networks import (
     top1,
     toy,
 )
-from docs_records import Value, by_seed, recorded, reports
+from docs_records import Value, recorded, reports
 from docs_tabular import (
     CLASSES,
     LOCAL,
@@ -140,14 +142,18 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("two pulls have {}%, four {}%, backprop {}%", top1("cifar10-skips2"), top1("cifar10-skips4"),
               top1("cifar10-backprop")),
         claim("nothing in reverse, {}%", top1("cifar10-learned")),
+        claim("{}% and {}% with two seeds (the paper: {}%), and {}% as a mean over five ({}%).",
+              *accuracies("flat-backprop", 2), 70.7, mean_top1("flat-split_fg"), 56.9),
+        claim("has {}% over four ({}%), no worse", mean_top1("flat-split_fg-single"), 54.4),
+        claim("Pure FG has {}% and {}% ({}%), ES {}% and {}% ({}%):", *accuracies("flat-pure_fg", 2), 22.6,
+              *accuracies("flat-es", 2), 21.7),
         *fixed("CIFAR-100", "(seed 0) comes out", "With L2 decay", "run with L2 decay only"),
         claim("backprop has {}% (the paper: {}%), the frozen trunk {}% ({}%)", top1("cifar100-backprop"), 65.6,
               top1("cifar100-frozen"), 34.8),
         claim("Split-FG {}% ({}%). The trunk's", top1("cifar100-split_fg"), 35.2),
         claim("as in the paper: {} points here, {} there",
               lambda: top1("cifar100-split_fg")() - top1("cifar100-frozen")(), 35.2 - 34.8),
-        claim("The frozen trunk has {}% and {}% with two further seeds", *(
-            lambda i=i: by_seed("images", "cifar100-frozen", "accuracy")[i] for i in (1, 2))),
+        claim("The frozen trunk has {}% and {}% with two further seeds", *accuracies("cifar100-frozen", 3)[1:]),
         claim("backprop has {}%, the frozen trunk {}% and Split-FG {}%, less than", top1("cifar100-backprop-l2"),
               top1("cifar100-frozen-l2"), top1("cifar100-split_fg-l2")),
         claim("Clipped apart, Split-FG has {}% there", top1("cifar100-split_fg-l2-apart")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 from docs_records import Value, bench, by_seed, paper, recorded, reports
@@ -63,6 +64,16 @@ def over_tuned(preset: str) -> Value:
 def top1(preset: str) -> Value:
     """Accuracy with seed 0, the only one that all of these presets were run with."""
     return lambda: by_seed("images", preset, "accuracy")[0]
+
+
+def accuracies(preset: str, count: int) -> tuple[Value, ...]:
+    """Accuracy with each seed."""
+    return tuple(lambda i=i: by_seed("images", preset, "accuracy")[i] for i in range(count))  # type: ignore[misc]
+
+
+def mean_top1(preset: str) -> Value:
+    """Mean accuracy over the seeds that were run."""
+    return lambda: fmean(by_seed("images", preset, "accuracy"))
 
 
 def toy(classes: int, metric: str) -> Value:
