@@ -12,7 +12,7 @@ from splitfg.estimators import DirectPath
 from splitfg.feedback import MeanJacobian, RandomMaps, UnchangedFeedback
 from splitfg.models import GPT, FlatTrunk, GPTConfig
 from splitfg.models.resnet import ConvNorm
-from splitfg.sites import ResidualPath, layer_gradients, pull_back, record_run
+from splitfg.sites import ResidualPath, has_pull_back, layer_gradients, pull_back, record_run
 
 DOUBLE = torch.float64
 TINY = GPTConfig(layers=3, width=16, heads=2, context=8, vocab=30)
@@ -31,6 +31,17 @@ def stir(module):
         for i, p in enumerate(module.parameters()):
             p.add_(noise(*p.shape, seed=i))
     return module
+
+
+@pytest.mark.parametrize("size", [1, (1, 1)])
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_mean_over_pixels_is_pulled_back_as_autograd_does(size, flat):
+    module, x, u = nn.AdaptiveAvgPool2d(size), noise(4, 3, 5, 2, seed=3), noise(4, 3, 1, 1, seed=4)
+    expected, _ = by_autograd(module, x, u)
+    r, own = pull_back(module, x, u.flatten(1) if flat else u)
+    torch.testing.assert_close(r, expected)
+    assert not own
+    assert not has_pull_back(nn.AdaptiveAvgPool2d((1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 from splitfg.errors import SplitError, raise_if
 from splitfg.sites._features import FeatureDimension
 from splitfg.sites._layers import has_layer_gradients
-from splitfg.sites._pullback import has_pull_back
+from splitfg.sites._pullback import TOP_HOOK, has_pull_back
 from splitfg.splitting import original
 
 
@@ -129,8 +129,8 @@ class BlockPath(FeatureDimension):
         ]
         if self.top in modules and not has_pull_back(modules[self.top]):
             found.append(
-                f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): give it a"
-                " pull_back(x, u), or make it the last block"
+                f"there is no closed form for {self.top} ({type(modules[self.top]).__name__}): make it the last module"
+                f" of the last block, or give it a method{TOP_HOOK}"
             )
         return found
 
@@ -165,6 +165,11 @@ def find_blocks(trunk: nn.Module) -> BlockPath:
     names = [name for name, _ in trunk.named_children()]
     starts = [i for i, child in enumerate(trunk.children()) if any(True for _ in child.parameters())]
     if type(model) is not nn.Sequential or not starts:
-        raise SplitError(["the trunk has no block_path(): give path=BlockPath(...)"])
+        raise SplitError([_NO_BLOCKS])
     bounds = [0, *starts[1:], len(names)]
     return BlockPath(tuple(PathBlock(tuple(names[a:b])) for a, b in pairwise(bounds)))
+
+
+_NO_BLOCKS = """the trunk has no block_path(): name its blocks, in the order of their calls,
+    path = BlockPath(tuple(PathBlock((f"layers.{i}",)) for i in range(n)))  # and top=, writers=, residual=
+    ParallelPull(path)"""

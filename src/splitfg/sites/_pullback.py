@@ -37,7 +37,13 @@ def is_norm(module: nn.Module) -> bool:
 def has_pull_back(module: nn.Module) -> bool:
     """Whether :func:`pull_back` knows a module."""
     # `isinstance(module, ClosedForm)` takes 20 times as long
-    return is_norm(module) or type(module) in (nn.Identity, nn.ReLU) or callable(getattr(module, "pull_back", None))
+    known = is_norm(module) or type(module) in (nn.Identity, nn.ReLU) or _is_global_pool(module)
+    return known or callable(getattr(module, "pull_back", None))
+
+
+def _is_global_pool(module: nn.Module) -> bool:
+    """Whether a module is the mean over all pixels."""
+    return type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1), [1, 1])
 
 
 def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
@@ -48,11 +54,12 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
         r = (g - mean(g) - x̂ mean(g ⊙ x̂)) / σ,    dL/dγ = Σ u ⊙ x̂,    dL/dβ = Σ u,
 
     sums over everything that shares γ; RMSNorm has no μ and no mean(g). BatchNorm in evaluation mode has constant
-    μ and σ, so that r = g / σ. For ReLU, r = u where x > 0.
+    μ and σ, so that r = g / σ. For ReLU, r = u where x > 0. For the mean over n pixels, r = u / n at each of them.
 
     Args:
         module: ``nn.LayerNorm``, ``nn.RMSNorm`` (or a class that computes the same, such as those of transformers),
-            ``nn.GroupNorm``, ``nn.BatchNorm2d``, ``nn.ReLU``, ``nn.Identity``, or a :class:`ClosedForm`.
+            ``nn.GroupNorm``, ``nn.BatchNorm2d``, ``nn.ReLU``, ``nn.AdaptiveAvgPool2d(1)``, ``nn.Identity``, or a
+            :class:`ClosedForm`.
         x: The module's input.
         u: dL/dh; h is the module's output, flattened or not.
 
@@ -69,6 +76,8 @@ def pull_back(module: nn.Module, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:
     """
     if isinstance(module, ClosedForm):
         return module.pull_back(x, u)
+    if _is_global_pool(module):
+        return (u.reshape(*x.shape[:-2], 1, 1) / (x.shape[-2] * x.shape[-1])).expand_as(x), {}
     u = u.reshape(x.shape)
     narrow, x, u = x.dtype, widened(x), widened(u)
     if isinstance(module, nn.ReLU):

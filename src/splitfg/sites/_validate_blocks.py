@@ -139,8 +139,9 @@ def _same(stream: Tensor, read: Tensor, reader: str | None) -> list[str]:
     if stream.shape == read.shape and close(stream.detach(), read.detach()):
         return []
     return [
-        f"{reader or 'h'} does not read the stream after the block before it: name every block, in order, and say"
-        " residual=True where outputs are added to the stream"
+        f"{reader or 'h'} does not read the stream after the block before it: name every block, in order, say"
+        " residual=True where outputs are added to the stream, and make functions between blocks (F.relu, a mean)"
+        " modules of a block or the top"
     ]
 
 
