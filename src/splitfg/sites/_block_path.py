@@ -14,7 +14,8 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.sites._features import FeatureDimension
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import TOP_HOOK, has_pull_back
-from splitfg.splitting import original
+from splitfg.splitting import Split, original
+from splitfg.types import Inputs
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,43 @@ class BlockPath(FeatureDimension):
         found = [] if self.blocks else ["the path has no block"]
         found += [f"{b!r} is no PathBlock: use PathBlock(modules)" for b in self.blocks if not isinstance(b, PathBlock)]
         raise_if(found)
+
+    @classmethod
+    def find(cls, network: Split | nn.Module, batch: Inputs) -> BlockPath:
+        """Find a chain of blocks from one forward pass: the modules that lead to h, one after the other.
+
+        Walks back from h over the outermost modules, to data or to layers whose outputs sum to x_0 (token and position
+        tables). Every module with trained parameters is a block, with the norms and activations after it; the parts of
+        an ``nn.Sequential`` are blocks of their own. A residual block is found as a whole, skip included. Print the
+        result to see it; the first batch of :class:`~splitfg.ParallelPull` validates it.
+
+        Args:
+            network: A split, or a model with its head that :func:`~splitfg.split` cuts.
+            batch: Inputs; labels in a dict are ignored.
+
+        Raises:
+            SplitError: If functions that are no modules lie between the blocks.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from splitfg import BlockPath
+            >>> class Deep(nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+            ...         self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+            ...     def forward(self, x):
+            ...         for layer in self.layers:
+            ...             x = layer(x)
+            ...         return self.head(self.norm(x))
+            >>> path = BlockPath.find(Deep(), torch.randn(8, 4))
+            >>> [block.name for block in path.blocks], path.top
+            (['layers.0', 'layers.1', 'layers.2'], 'norm')
+        """
+        from splitfg.sites._find_blocks import find_block_path
+
+        return find_block_path(network, batch)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -170,6 +208,7 @@ def find_blocks(trunk: nn.Module) -> BlockPath:
     return BlockPath(tuple(PathBlock(tuple(names[a:b])) for a, b in pairwise(bounds)))
 
 
-_NO_BLOCKS = """the trunk has no block_path(): name its blocks, in the order of their calls,
+_NO_BLOCKS = """the trunk has no block_path(): find its blocks, or name them in the order of their calls,
+    path = BlockPath.find(model, batch)
     path = BlockPath(tuple(PathBlock((f"layers.{i}",)) for i in range(n)))  # and top=, writers=, residual=
     ParallelPull(path)"""

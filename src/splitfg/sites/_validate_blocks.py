@@ -103,8 +103,9 @@ def _stream_problems(split: Split, path: BlockPath, seen: _Pass, states: Sequenc
     assert stream is not None
     if path.top is not None and not _is_flattened(seen.writes[path.top][0], seen.h):
         found.append(f"h is not what {path.top} gives, flattened or not: name the module that gives h, or none")
-    last = seen.h if path.top is None else seen.reads[path.top][0]
-    return found + _same(stream, last.reshape(stream.shape) if last.numel() == stream.numel() else last, path.top)
+    if path.top is not None:
+        return found + _same(stream, seen.reads[path.top][0], path.top)
+    return found + _same(stream, seen.h.reshape(stream.shape) if seen.h.numel() == stream.numel() else seen.h, None)
 
 
 def _start_problems(split: Split, path: BlockPath, seen: _Pass, first: Tensor) -> list[str]:
