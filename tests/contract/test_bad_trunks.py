@@ -1,5 +1,6 @@
 """Trunks that cannot work are refused by name: operators without a forward-mode rule, batch statistics, randomness."""
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from splitfg import (
     Split,
     SplitError,
     SplitFG,
+    split,
 )
 from splitfg.splitting import _kernels
 from splitfg.splitting.checks import check_batch
@@ -330,6 +332,46 @@ class TestModes:
         assert torch.equal(s.trunk.weight, torch.full((3, 4), 5.0))
 
 
+class Scaled(nn.Embedding):
+    def forward(self, tokens):
+        return 3 * super().forward(tokens)
+
+
+class Positions(nn.Embedding):
+    def forward(self, shape):
+        return super().forward(torch.arange(shape[1]).expand(shape))
+
+
+class Padded(nn.Module):
+    """Lookups with a padding row that are not simply those of an nn.Embedding."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.free = kind, nn.Parameter(noise(5, 4))
+        self.table = (Scaled if kind == "scaled" else nn.Embedding)(5, 4, padding_idx=0)
+        self.positions = Positions(3, 4, padding_idx=1)
+        self.table.weight.data[0], self.positions.weight.data[1] = 1.0, 2.0
+        if kind == "hook":
+            self.table.register_forward_hook(lambda table, args, found: 2 * found)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, tokens):
+        return self.last(torch.tanh(self.looked_up(tokens)).mean(1))
+
+    def looked_up(self, tokens):
+        if self.kind == "positions":
+            return self.table(tokens) + self.positions(tokens.shape)
+        if self.kind == "function":
+            return nn.functional.embedding(tokens, self.table.weight, padding_idx=0)
+        if self.kind == "parameter":
+            return nn.functional.embedding(tokens, self.free, padding_idx=1)
+        if self.kind == "frequency":
+            return nn.functional.embedding(tokens, self.free, scale_grad_by_freq=True)
+        if self.kind == "elsewhere":
+            return self.table(tokens) + nn.functional.embedding(tokens, self.table.weight)
+        return self.table(tokens) @ (self.table.weight.T @ self.free) if self.kind == "product" else self.table(tokens)
+
+
 class TestTables:
     """Tables whose gradient by backprop is not the derivative of what they compute."""
 
@@ -366,6 +408,35 @@ class TestTables:
         v = Gaussian().draw(layout, 3, generator())
         assert grads["trunk.table.weight"][0].any()  # the head's share
         torch.testing.assert_close(found.stats.scores, v @ layout.flatten(grads), rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("kind", ["scaled", "positions", "hook", "function"])
+    def test_padding_of_unusual_tables(self, kind):
+        """Scores are <g, v> with g from autograd; padding rows are not zero."""
+        model = seeded(lambda: Padded(kind)).double()
+        s, x, y = split(model), self.tokens, self.y
+        found = SplitFG(3)(s, x, y, generator=generator())
+        assert torch.allclose(found.loss, nn.functional.cross_entropy(model(x), y))
+        nn.functional.cross_entropy(model(x), y).backward()
+        layout = Layout.of(s.trunk_params())
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+        v = Gaussian().draw(layout, 3, generator())
+        torch.testing.assert_close(found.stats.scores, v @ layout.flatten(grads), rtol=1e-6, atol=1e-7)
+
+    @pytest.mark.parametrize("engine", [ForwardMode(), CentralDifference()])
+    @pytest.mark.parametrize(
+        ("kind", "words"),
+        [
+            ("parameter", r"the trunk \(Padded\): F.embedding treats row 1 of free as a constant.*padding_idx=1"),
+            ("frequency", r"F.embedding divides the gradient of free by the frequency.*scale_grad_by_freq=False"),
+            ("elsewhere", r"the padding row of table.weight also acts outside of padded lookups.*padding_idx=None"),
+            ("product", r"the padding row of table.weight also acts outside of padded lookups.*padding_idx=None"),
+        ],
+    )
+    def test_lookups_that_backprop_differentiates_otherwise(self, kind, words, engine):
+        s = split(seeded(lambda: Padded(kind)).double())
+        (problem,) = refused(SplitFG(2, engine=engine), s, self.tokens, self.y)
+        assert re.search(words, problem)
+        assert Backprop()(s, self.tokens, self.y).grads  # it makes a backward pass, as autograd does
 
     def test_padding_in_a_table_that_is_not_trained(self):
         table = nn.Embedding(5, 4, padding_idx=0).requires_grad_(False)

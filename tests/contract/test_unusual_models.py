@@ -210,3 +210,26 @@ class Outside(Two):
 def test_a_layer_may_have_any_name():
     estimate = SplitFG(2)(split(Outside()), X, Y, generator=generator())
     assert "outside.weight" in estimate.grads
+
+
+def test_a_linear_layer_that_returns_a_tuple():
+    """As the router of a mixture of experts does."""
+
+    class Router(nn.Linear):
+        def forward(self, x):
+            z = super().forward(x)
+            return z.softmax(-1), z
+
+    class Routed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.last = Router(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            weights, z = self.router(x)
+            return self.last(weights * z)
+
+    model, x, y = Routed(), torch.randn(5, 3), torch.arange(5) % 3
+    found = Backprop()(split(model), x, y).grads
+    nn.functional.cross_entropy(model(x), y).backward()
+    assert all(torch.allclose(found[n], p.grad, atol=1e-6) for n, p in model.named_parameters())

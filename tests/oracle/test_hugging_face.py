@@ -274,6 +274,35 @@ def test_losses_that_are_not_the_cross_entropy_of_the_logits():
     split(model, check=False).unpack(batch)
 
 
+def test_a_bias_that_is_added_after_the_last_layer():
+    """The loss cannot be computed, since the cut is wrong: the message gives a cut that works."""
+    settings = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.EsmConfig(**settings, intermediate_size=16, pad_token_id=0, mask_token_id=2)
+    model, ids = seeded(lambda: transformers.EsmForMaskedLM(config)).eval(), torch.arange(3, 11).view(2, 4)
+    batch = {"input_ids": ids, "labels": ids + 1}
+    with pytest.raises(SplitError, match=r"another operation follows the last linear layer.* at='lm_head'"):
+        split(model, tied="include").unpack(batch)
+    s = split(model, at="lm_head", tied="include")
+    x, y = s.unpack(batch)
+    grads = Backprop()(s, x, y).grads
+    model(**batch).loss.backward()
+    expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    assert all(torch.allclose(g, expected[n], atol=1e-6) for n, g in grads.items())
+
+
+def test_logits_that_the_config_multiplies():
+    """Falcon-H1 scales its logits; its state-space layers are small here."""
+    settings = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "lm_head_multiplier": 0.4}
+    mamba = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 4}
+    config = transformers.FalconH1Config(**settings, **heads, **mamba)
+    model, ids = seeded(lambda: transformers.FalconH1ForCausalLM(config)).eval(), torch.arange(3, 11).view(2, 4)
+    s = split(model, tied="include")
+    x, y = s.unpack({"input_ids": ids, "labels": ids})
+    found = SplitFG(1)(s, x, y, generator=generator())
+    torch.testing.assert_close(found.loss, model(input_ids=ids, labels=ids).loss)
+
+
 @pytest.mark.parametrize("name", ["GraniteMoeForCausalLM", "LlavaForConditionalGeneration"])
 def test_no_cache_if_forward_does_not_name_the_option(name):
     model, batch = BY_NAME[name].made()

@@ -58,8 +58,9 @@ def _returned_and_made(model: nn.Module, x: Inputs, interface: Interface) -> tup
     """Run the model, and record the outputs of its linear layers."""
     made: list[tuple[str, torch.Size, weakref.ref[Tensor]]] = []
 
-    def keep(name: str, output: Tensor) -> None:
-        made.append((name, output.shape, weakref.ref(output)))
+    def keep(name: str, output: Any) -> None:
+        if isinstance(output, Tensor):  # a subclass may return more, as a router does
+            made.append((name, output.shape, weakref.ref(output)))
 
     handles = [
         layer.register_forward_hook(lambda *call, name=name: keep(name, call[-1]))
@@ -108,10 +109,12 @@ def _what_differs(readout: str | None, returned: Tensor, made: Made, *, traced: 
         return _squeezed(returned)
     # models of transformers are cut without a trace of the operations after the layer
     rest = "include the following operations in the head with head=ReverseModeHead, " if traced and readout else ""
+    holder = (readout or "").rpartition(".")[0]
+    place = f"at={holder!r}, the module that holds the layer" if holder else "at=..."
     return (
         f"trunk and head{f', cut at {readout},' if readout else ''} do not compute the model's outputs: another"
         " operation follows the last linear layer, or the model calls it several times. Return that layer's output"
-        f" (CrossEntropy() takes logits, not probabilities), {rest}cut at another module with at=..., or build"
+        f" (CrossEntropy() takes logits, not probabilities), {rest}cut at another module with {place}, or build"
         " Split(trunk, head) yourself"
     )
 

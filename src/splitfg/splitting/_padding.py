@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 
 def padded_tables(part: nn.Module) -> list[nn.Embedding]:
@@ -39,16 +41,59 @@ def constant_padding(tables: Collection[nn.Embedding]) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
+        lookups = _Lookups()
         for table in tables:
             row = table.weight.detach()[table.padding_idx]
-            handle = table.register_forward_hook(_restore_row(row), with_kwargs=True)
-            stack.callback(handle.remove)
+            if type(table).forward is nn.Embedding.forward:  # before hooks of the user, which may scale
+                handles = [table.register_forward_hook(_restore_row(row), with_kwargs=True, prepend=True)]
+            else:
+                handles = lookups.follow(table, row)
+            for handle in handles:
+                stack.callback(handle.remove)
+        if lookups.used:
+            stack.enter_context(lookups)
         yield
 
 
 def _restore_row(row: Tensor) -> Any:
     def hook(table: nn.Embedding, args: Any, kwargs: Any, found: Tensor) -> Tensor:
-        tokens: Tensor = args[0] if args else kwargs["input"]
-        return torch.where(tokens.eq(table.padding_idx or 0).unsqueeze(-1), row, found)
+        return _restored(args[0] if args else kwargs["input"], table.padding_idx, row, found)
 
     return hook
+
+
+def _restored(tokens: Tensor, padding: int | None, row: Tensor, found: Tensor) -> Tensor:
+    return torch.where(tokens.eq(padding or 0).unsqueeze(-1), row, found)
+
+
+class _Lookups(TorchFunctionMode):
+    """Restores the padding rows in calls of ``F.embedding`` by tables with a forward pass of their own.
+
+    Such a table may scale its rows, or compute the tokens itself, as tables of positions do.
+
+    Attributes:
+        used: Whether there are such tables.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = False
+        self._called: list[tuple[int | None, Tensor]] = []
+
+    def follow(self, table: nn.Embedding, row: Tensor) -> list[Any]:
+        """Register hooks that show which table is being called, and return their handles."""
+        self.used = True
+        return [
+            table.register_forward_pre_hook(lambda *_: self._called.append((table.padding_idx, row))),
+            table.register_forward_hook(lambda *_: self._called.__delitem__(-1), always_call=True),
+        ]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func is not F.embedding or not self._called:
+            return found
+        padding, row = self._called[-1]
+        if (args[2] if len(args) > 2 else kwargs.get("padding_idx")) is None:
+            return found
+        return _restored(args[0] if args else kwargs["input"], padding, row, found)

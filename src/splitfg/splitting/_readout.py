@@ -79,7 +79,9 @@ def postprocessed(model: nn.Module, layer: nn.Module) -> Postprocessed | None:
     base = base_model(model)
     config: Any = base.config
     cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
-    factor, divisor = (getattr(config, name, None) for name in ("logit_scale", "logits_scaling"))
+    names = ("logit_scale", "lm_head_multiplier", "logits_scaling")
+    factor, multiplier, divisor = (getattr(config, name, None) for name in names)
+    factor = multiplier if factor is None else factor
     biased = "final_logits_bias" in dict(base.named_buffers())
     if cap is None and factor is None and divisor is None and not biased:
         return None

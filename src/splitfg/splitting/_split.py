@@ -36,6 +36,9 @@ TANGENTS = "tangents"
 HEAD_TANGENTS = "head tangents"
 """Key of the comparison of forward mode through a head with the head's own derivative."""
 
+LOOKUPS = "lookups"
+"""Key of the validation of lookups in tables."""
+
 HOOKS = "hooks"
 """Key of the search for hooks on the backward pass."""
 
@@ -128,7 +131,7 @@ class Split(SplitParameters):
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
         twin._validated = {
-            (key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HEAD_TANGENTS, HOOKS, *passed}
+            (key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HEAD_TANGENTS, LOOKUPS, HOOKS, *passed}
         }
         twin._passes, twin._source = self._passes, self
         return twin
@@ -295,10 +298,13 @@ class Split(SplitParameters):
         x, y = self.interface.unpacked(batch, target)
         if target is None and self.interface.own_loss:
             given = self.interface.named(arguments(batch)[1])
-            self.validate_once(
-                OWN_LOSS, lambda: own_loss_problems(self.model, given, lambda: self.head.loss_and_u(self.h(x), y)[0])
-            )
+            self.validate_once(OWN_LOSS, lambda: self._own_loss_problems(given, x, y))
         return x, y
+
+    def _own_loss_problems(self, given: Mapping[str, Any], x: Inputs, y: Target) -> list[str]:
+        found = own_loss_problems(self.model, given, lambda: self.head.loss_and_u(self.h(x), y)[0])
+        cause = self.disagreement(x) if found else None
+        return found if cause is None else [cause]
 
     def disagreement(self, x: Inputs) -> str | None:
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""

@@ -17,9 +17,10 @@ from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._dtypes import dtype_problem
 from splitfg.splitting._duals import without_graph
+from splitfg.splitting._lookup_checks import lookup_problems
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import same_parameters, skip_checks
-from splitfg.splitting._split import FIRST_BATCH, HOOKS, Split, require_split
+from splitfg.splitting._split import FIRST_BATCH, HOOKS, LOOKUPS, Split, require_split
 from splitfg.types import Inputs, Target
 
 __all__ = [
@@ -105,6 +106,8 @@ def begin_step(
         split = split.for_step(part, generator)
     with _explained_part(split, x, micro_batch):
         split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
+    if tangents and not isinstance(split.trunk, ForwardOnlyTrunk):
+        split.validate_once(LOOKUPS, lambda: lookup_problems(split, part))
     if not reverse and not isinstance(split.trunk, ForwardOnlyTrunk):
         split.validate_once(HOOKS, lambda: warn_of_hooks(split, part))
     return split
