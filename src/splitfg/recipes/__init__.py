@@ -17,27 +17,16 @@ from splitfg.recipes._direct_path import (
     ParallelPullMethod,
     RandomFeedback,
 )
-from splitfg.recipes._learned_feedback import (
+from splitfg.recipes._learned_feedback import AnchoredFeedbackMethod, LearnedFeedbackMethod, PredictedActivityMethod
+from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
+from splitfg.recipes._map_rules import (
     AlignedRule,
-    AnchoredFeedbackMethod,
-    CoarseProbe,
     DeltaMapRule,
-    DerivativeProbe,
-    DifferenceProbe,
-    DirectRoute,
-    EveryNthRoute,
     FixedRule,
     ForwardDFARule,
-    LayerProbe,
-    LearnedFeedbackMethod,
     MapRuleRecipe,
-    PredictedActivityMethod,
-    ProbeRecipe,
     ProximalRule,
-    RelayRoute,
-    RouteRecipe,
 )
-from splitfg.recipes._local import ForwardForwardMethod, HopfieldMethod, PredictiveCodingMethod
 from splitfg.recipes._methods import (
     ActivityMethod,
     BackpropMethod,
@@ -54,7 +43,9 @@ from splitfg.recipes._methods import (
     TableMethod,
 )
 from splitfg.recipes._optimizers import SGD, Adam, AdamL2, AdamW, LaggedRMS, Muon, OptimizerRecipe
+from splitfg.recipes._probes import CoarseProbe, DerivativeProbe, DifferenceProbe, LayerProbe, ProbeRecipe
 from splitfg.recipes._registry import PLUGINS, Recipe, recipes
+from splitfg.recipes._routes import DirectRoute, EveryNthRoute, RelayRoute, RouteRecipe
 
 __all__ = [
     "PLUGINS",

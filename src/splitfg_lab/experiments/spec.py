@@ -8,22 +8,34 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
+from splitfg_lab.experiments._figure_spec import Confusion, Curves, Figure, Filters, Sweep
+from splitfg_lab.experiments._table_spec import SUMMARY_COLUMNS, Cell, Headline, Paired, Paper, Row, Table
 from splitfg_lab.runs.config import flatten, to_json
 from splitfg_lab.runs.record import RunReport
 from splitfg_lab.runs.results import Identity, by_config
 
+__all__ = [
+    "SUMMARY_COLUMNS",
+    "Cell",
+    "Confusion",
+    "Curves",
+    "Experiment",
+    "Figure",
+    "Filters",
+    "Headline",
+    "Paired",
+    "Paper",
+    "Preset",
+    "Row",
+    "Sweep",
+    "Table",
+    "identity_in",
+]
+
 _ABSENT: Final = "absent"
 _COST: Final = "method.lean"  # a field of Split-FG's recipe that changes cost, not results, in every experiment
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A number of the paper, with its standard deviation if the paper gives one."""
-
-    mean: float
-    std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,184 +56,6 @@ class Preset:
     config: Any
     seeds: tuple[int, ...] = (0,)
     counts: bool = False
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One measured number of a table: a preset, a metric of its report, and the paper's value.
-
-    ``preset`` is one of the table's own experiment, or another experiment's as ``EXPERIMENT/PRESET``. ``decimals``
-    overrides the table's digits after the point. With ``over``, the number is the ratio of the means of this preset and
-    that one. A cell that is not ``ranked`` takes no part in marking the best number.
-    """
-
-    preset: str
-    metric: str
-    paper: Paper | None = None
-    decimals: int | None = None
-    over: str | None = None
-    ranked: bool = True
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A paired t-test of a table: the lead of one preset over another, on the seeds of both.
-
-    The p-values of a table are corrected for the number of its tests.
-
-    Attributes:
-        preset: The preset that leads.
-        against: The preset it is compared with.
-        metric: The metric to compare.
-        better: The direction that is better.
-        decimals: Digits of the lead after the point; ``None`` for the table's.
-    """
-
-    preset: str
-    against: str
-    metric: str
-    better: Literal["lower", "higher"]
-    decimals: int | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A labelled row. A string cell is printed unchanged; ``None`` means that the method does not apply."""
-
-    label: str
-    cells: tuple[Cell | Paired | str | None, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the paper: ``columns`` name the cells of every row.
-
-    Attributes:
-        better: The direction that is better, for highlighting; ``None`` to highlight nothing.
-        best_in: Where the best cell is marked: in each row (methods side by side), in each column, or in the whole
-            table (a grid of settings).
-        decimals: Digits after the point.
-        collapse: Leave out rows and columns of which nothing was run, and list them in a footnote.
-    """
-
-    key: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    better: Literal["lower", "higher"] | None = None
-    best_in: Literal["row", "column", "table"] = "column"
-    decimals: int = 1
-    note: str = ""
-    collapse: bool = False
-
-
-@dataclass(frozen=True)
-class Curves:
-    """A figure of a metric over training: one line per preset, mean over seeds.
-
-    Attributes:
-        x: ``step``, or ``wall_s`` for seconds. A report draws a figure over seconds only if every run had its machine
-            to itself and all ran on one kind of device.
-        references: Horizontal lines: label and value.
-        y_label: Words for the metric; the report has defaults for common metrics.
-    """
-
-    key: str
-    title: str
-    presets: tuple[str, ...]
-    metric: str
-    x: Literal["step", "wall_s"] = "step"
-    log_x: bool = False
-    log_y: bool = False
-    references: tuple[tuple[str, float], ...] = ()
-    y_label: str = ""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A figure of final metrics against a config field: one line per metric, one point per preset.
-
-    ``field`` is a dotted path into the config (``classes``, ``optimizer.rho``); ``labels`` name the lines.
-
-    Attributes:
-        lines: Presets of every line, where several share one metric; ``presets`` then lists all of them.
-        over: Presets whose values divide those of the lines at the same value of the field.
-    """
-
-    key: str
-    title: str
-    presets: tuple[str, ...]
-    field: str
-    metrics: tuple[str, ...]
-    y_label: str = ""
-    log_x: bool = True
-    log_y: bool = True
-    x_label: str = ""
-    labels: tuple[str, ...] = ()
-    lines: tuple[tuple[str, ...], ...] = ()
-    over: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """A figure of confusion matrices, one per preset, from the matrix ``confusion`` that runs record.
-
-    Row i, column j of the matrix counts the test samples of class i that the run assigns to class j. Runs of a preset
-    are summed.
-
-    Attributes:
-        classes: Names of the classes, in order; numbers if empty.
-    """
-
-    key: str
-    title: str
-    presets: tuple[str, ...]
-    classes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Filters:
-    """A figure of a trunk's first convolution: before training, and as each preset left it.
-
-    Runs record the matrices ``filters_before`` and ``filters_after`` with one row per filter: channels x height x
-    width, flattened. Filters have three channels (red, green, blue) and are square. The first run of a preset that
-    recorded them is drawn; ``filters_before`` comes from the first preset.
-    """
-
-    key: str
-    title: str
-    presets: tuple[str, ...]
-
-
-Figure: TypeAlias = Curves | Sweep | Confusion | Filters
-
-
-SUMMARY_COLUMNS: Final = ("Backprop", "Frozen trunk", "Pure FG", "Split-FG", "Beyond the paper")
-"""The columns of a report's summary."""
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A row of the report's summary: one task under several methods.
-
-    Attributes:
-        label: The task and the metric with its unit.
-        cells: Cells by column, of :data:`SUMMARY_COLUMNS`.
-        better: Which way is better.
-        beyond: Which method is in the column ``Beyond the paper``.
-        decimals: Digits after the point.
-    """
-
-    label: str
-    cells: Mapping[str, Cell]
-    better: Literal["lower", "higher"]
-    beyond: str = ""
-    decimals: int = 1
-
-    def __post_init__(self) -> None:
-        unknown = [name for name in self.cells if name not in SUMMARY_COLUMNS]
-        if unknown:
-            raise ValueError(f"no column {', '.join(unknown)} in the summary; columns: {', '.join(SUMMARY_COLUMNS)}")
 
 
 @dataclass(frozen=True)
