@@ -56,10 +56,24 @@ BUGS = (
         (f"{SEARCH}::test_a_schedules_factor_does_not_change_rho",),
     ),
     Bug(
+        "line search: looking back, curvature of a shortened step",
+        "learners/line_search.py",
+        'curvature"], slopes.curvature / factor**2, share)',
+        'curvature"], slopes.curvature / factor, share)',
+        (f"{SEARCH}::test_a_schedules_factor_does_not_change_rho",),
+    ),
+    Bug(
+        "line search: looking back, groups that do not know of each other",
+        "learners/line_search.py",
+        'best_scales(state["past descent"], state["past curvature"], least=-1, most=1)',
+        '(state["past descent"] / state["past curvature"].diagonal()).clamp(-1, 1)',
+        (f"{SEARCH}::TestLookingBack::test_groups_change_together",),
+    ),
+    Bug(
         "line search: no cap",
         "learners/slopes.py",
-        "(rest / own[g]).clamp(0, cap)",
-        "(rest / own[g]).clamp(0, None)",
+        "(rest / own[g]).clamp(least, most)",
+        "(rest / own[g]).clamp(least, None)",
         (f"{SEARCH}::test_scales_the_trunk_alone_and_keeps_to_its_cap",),
     ),
     Bug(

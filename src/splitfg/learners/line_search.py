@@ -24,31 +24,32 @@ SlopesAlong: TypeAlias = Callable[[Sequence[Params]], Slope]
 
 @dataclass(frozen=True)
 class LineSearch:
-    """Scales the trunk's update by the step that minimises the loss along it, averaged over steps.
+    """Scales the trunk's update by what descents along it and along past ones say.
 
     The optimizer steps at the head's learning rate (build it with rho = 1); D is the trunk's part of that step,
     without the schedule's factor. The trunk waits for the next batch, which D does not depend on, and then moves by
-    rho D. With the descent d and the Gauss-Newton curvature c of that batch along D, by
-    :func:`~splitfg.learners.slope_along`,
+    rho D. :func:`~splitfg.learners.slope_along` measures the descent d and the Gauss-Newton curvature c of that batch
+    along a direction, with one Jacobian-vector product. No backward pass.
+
+    The first steps use the best scale of a single one,
 
         rho = min(cap, E[d] / E[c]),
 
-    with running means E; a negative rho is zero. The factor of a schedule multiplies the trunk's step as before.
-
-    With G groups of parameters, each has a rho of its own: all of them together minimise the quadratic
-    -Σ_g E[d_g] rho_g + Σ_gh rho_g E[C_gh] rho_h / 2 over 0 ≤ rho_g ≤ cap, so that groups that move the same outputs do
-    not do so twice. A measurement that is not finite leaves rho and the means as they are.
-
-    G Jacobian-vector products a step; no backward pass. The last step of a training waits for ever.
-
-    The ratio is the best for a single step. Where an update is mostly noise, that is less than what serves a whole
-    training: noise of many steps averages out, while the ratio charges each step for its own. With a ``horizon`` h < 1,
-    the first steps use the ratio, and later ones the slope along the decayed sum of past moves P ← h P + rho D: a
-    positive descent says that longer steps would have been better, a negative one that shorter ones would have been,
+    with running means E; a negative rho is zero. Where an update is mostly noise, that is less than what serves a whole
+    training: noise of many steps averages out, while the ratio charges each step for its own. So later steps look back,
+    along the decayed sum of past moves P ← h P + rho D: a positive descent says that longer steps would have been
+    better, a negative one that shorter ones would have been,
 
         rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
 
-    beginning at cap / 1000 where the ratio is zero.
+    beginning at cap / 1000 where the ratio is zero. With a ``horizon`` of 0, all steps use the ratio of single ones.
+
+    With G groups of parameters, each has a rho of its own. All of them together minimise the quadratic
+    -Σ_g E[d_g] s_g + Σ_gh s_g E[C_gh] s_h / 2, over 0 ≤ s ≤ cap for single steps and -1 ≤ s ≤ 1 for past moves, so that
+    groups that move the same outputs do not do so twice; a step takes G Jacobian-vector products.
+
+    The factor of a schedule multiplies the trunk's step as before. A measurement that is not finite leaves rho and the
+    means as they are. The last step of a training waits for ever.
 
     Args:
         beta: Decay rate of the running means.
@@ -56,7 +57,7 @@ class LineSearch:
         engine: How J D is found.
         groups: Glob patterns of parameter names. A parameter belongs to the first that matches; those that none matches
             are a further group. Without patterns there is one group.
-        horizon: h, such as 0.99 for about 100 steps; 0 for the ratio of single steps. Takes one group.
+        horizon: h: 0.99 looks back over about 100 steps; 0 uses the ratio of single steps.
 
     Example:
         >>> import torch
@@ -76,7 +77,7 @@ class LineSearch:
     cap: float = 3.0
     engine: Engine = field(default_factory=ForwardMode)
     groups: tuple[str, ...] = ()
-    horizon: float = 0.0
+    horizon: float = 0.99
     _state: Params = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +86,7 @@ class LineSearch:
         found += [] if 0 <= self.horizon < 1 else [f"horizon must be in [0, 1), got {self.horizon}"]
         given: object = self.groups
         found += [f"groups is {given!r}: give a tuple of patterns, ({given!r},)"] if isinstance(given, str) else []
-        raise_if(found + (["a horizon takes one group: leave groups out"] if self.horizon and self.groups else []))
+        raise_if(found)
 
     @property
     def rho(self) -> Tensor:
@@ -113,7 +114,7 @@ class LineSearch:
             return self._slopes(split, x, y, directions, mean)
 
         if self.horizon:
-            self._look_back(split, slopes, state)
+            self._look_back(slopes, state, grouped)
         else:
             self._look_ahead(slopes, state, grouped)
         params = dict(split.model.named_parameters())
@@ -150,22 +151,24 @@ class LineSearch:
         found = {"descent": slopes.descent / factor, "curvature": slopes.curvature / factor**2}
         for name, value in found.items():
             _average(state[name], value, share)
-        state["rho"].copy_(best_scales(state["descent"], state["curvature"], self.cap))
+        state["rho"].copy_(best_scales(state["descent"], state["curvature"], most=self.cap))
 
-    def _look_back(self, split: Split, measure: SlopesAlong, state: Params) -> None:
+    def _look_back(self, measure: SlopesAlong, state: Params, grouped: list[list[str]]) -> None:
         """Set rho to the best scale of the waiting step at first, and later change it by the slope along past moves."""
         early = state["taken"] < _EARLY  # on the device: a captured step runs the same operations every time
-        direction = {n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in self._names(split)}
-        slopes = measure([direction])
+        slopes = measure(
+            [{n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in names} for names in grouped]
+        )
+        slopes.curvature.diagonal().clamp_(min=0)
         factor = torch.where(early, state["factor"], torch.ones_like(state["factor"]))
         for kind, weight in (("", early), ("past ", ~early)):
             share = (1 - self.beta) * (weight & _finite(slopes))
             _average(state[f"{kind}descent"], slopes.descent / factor, share)
-            _average(state[f"{kind}curvature"], slopes.curvature.clamp_min(0) / factor**2, share)
-        ahead = best_scales(state["descent"], state["curvature"], self.cap)
-        ratio = state["past descent"] / state["past curvature"][0].clamp_min(torch.finfo(factor.dtype).tiny)
+            _average(state[f"{kind}curvature"], slopes.curvature / factor**2, share)
+        ahead = best_scales(state["descent"], state["curvature"], most=self.cap)
+        change = best_scales(state["past descent"], state["past curvature"], least=-1, most=1)
         rho = torch.where(state["rho"] > 0, state["rho"], _LEAST * self.cap)  # factors do not change a zero
-        back = (rho * torch.exp(_PACE * ratio.clamp(-1, 1))).clamp(0, self.cap)
+        back = (rho * torch.exp(_PACE * change)).clamp(0, self.cap)
         state["rho"].copy_(torch.where(early, ahead, back))
         state["taken"] += 1
 
@@ -236,7 +239,7 @@ class LineSearch:
     def _begin(self, groups: int, like: Tensor) -> None:
         shapes: dict[str, tuple[int, ...]] = {"rho": (groups,), "descent": (groups,), "curvature": (groups, groups)}
         if self.horizon:
-            shapes |= {"past descent": (1,), "past curvature": (1, 1), "taken": ()}
+            shapes |= {"past descent": (groups,), "past curvature": (groups, groups), "taken": ()}
         made = {name: torch.zeros(shape, dtype=like.dtype, device=like.device) for name, shape in shapes.items()}
         self._state.update({**made, "factor": torch.ones((), dtype=like.dtype, device=like.device)})
 
@@ -259,7 +262,7 @@ _LEAST = 1e-3
 """Where a search with a horizon begins, as a share of the cap, if single steps find no descent."""
 
 _PACE = 0.1
-"""How far one measurement along past moves changes the logarithm of rho."""
+"""How far one measurement along past moves changes the logarithm of rho, at most."""
 
 
 def _finite(slope: Slope) -> Tensor:

@@ -109,12 +109,12 @@ _SWEEPS = 20
 """Rounds of coordinate descent: enough for a few groups."""
 
 
-def best_scales(descent: Tensor, curvature: Tensor, cap: float) -> Tensor:
-    """Return the minimiser of -d·ρ + ρᵀCρ / 2 over the box 0 ≤ ρ ≤ cap, by coordinate descent."""
-    rho = torch.zeros_like(descent)
+def best_scales(descent: Tensor, curvature: Tensor, *, least: float = 0.0, most: float) -> Tensor:
+    """Return the minimiser of -d·s + sᵀCs / 2 over the box least ≤ s ≤ most, by coordinate descent from zero."""
+    scales = torch.zeros_like(descent)
     own = curvature.diagonal().clamp_min(torch.finfo(descent.dtype).tiny)
     for _ in range(_SWEEPS if len(descent) > 1 else 1):
         for g in range(len(descent)):
-            rest = descent[g] - curvature[g] @ rho + curvature[g, g] * rho[g]
-            rho[g] = (rest / own[g]).clamp(0, cap)
-    return rho
+            rest = descent[g] - curvature[g] @ scales + curvature[g, g] * scales[g]
+            scales[g] = (rest / own[g]).clamp(least, most)
+    return scales

@@ -239,7 +239,7 @@ class TableRecipe:
     rho: float = 1.0
     clip: float = 1.0
     adaptive: bool = False
-    horizon: float = 0.0
+    horizon: float = 0.99
 
     def __post_init__(self) -> None:
         raise_if(adaptive_problems(self.adaptive, self.rho))
