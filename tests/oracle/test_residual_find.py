@@ -62,6 +62,14 @@ def test_writers_come_in_order_and_the_last_is_exact():
     torch.testing.assert_close(grads["blocks.1.out.weight"], expected)
 
 
+def test_the_message_for_a_deep_model_is_short():
+    model = seeded(Stream)
+    model.blocks = nn.Sequential(*[Block(act=nn.Tanh) for _ in range(12)])
+    with pytest.raises(SplitError, match=r"blocks\.0\.act \(Tanh\).*blocks\.2\.act \(Tanh\).* and 9 more") as raised:
+        ResidualPath.find(model, X)
+    assert len(str(raised.value)) < 800
+
+
 def test_a_stream_that_is_scaled():
     model = seeded(lambda: Stream(scale=0.5))
     with pytest.raises(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.errors import SplitError, raise_if
+from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.sites._layers import LAYER_HOOK, has_layer_gradients
 from splitfg.sites._path import ResidualPath
 from splitfg.sites._pullback import has_pull_back, is_norm
@@ -108,9 +108,9 @@ def _message(path: ResidualPath, unknown: list[str]) -> str:
         return (
             f"no layer writes to a stream that ends in h; found top={path.top!r}: use LearnedFeedback(), or SplitFG()"
         )
-    listed = "; ".join(dict.fromkeys(unknown))
+    listed = shorten(list(dict.fromkeys(unknown)), limit=3)
     if path.writers:
-        stream = f"is a sum of {', '.join(path.writers)}, and of values from: {listed}"
+        stream = f"is a sum of {shorten(path.writers)}, and of values from: {listed}"
     else:
         stream = f"is no sum of layers' outputs: it comes from {listed}. Without a residual stream use ParallelPull()"
         stream += " or LearnedFeedback()"
