@@ -4,8 +4,9 @@
     PYTHONPATH=src python -m benchmarks.lora --device cpu --record benchmarks/lora_cpu.json
 
 Needs transformers, not peft. Weights are random: neither memory nor time depends on them. The frozen base is in
-bfloat16, the adapters in float32, and all methods run in eager code; on a CPU with one row of 256 tokens. A second
-table compares attention as matmul and softmax, which passes with tangents use, with the fused kernels.
+bfloat16, the adapters in float32. Methods run in eager code, and on a GPU some also compiled and captured; on a CPU
+with one row of 256 tokens. A second table compares attention as matmul and softmax, which passes with tangents use,
+with the fused kernels.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def steps(sizes: Sizes, device: torch.device) -> dict[str, dict[str, float]]:
     """Measure a training step of every method, each with a model of its own; an entry ``error`` says why one cannot."""
-    return {name: _measured(make, sizes, device) for name, make in METHODS.items()}
+    return {name: _measured(make, sizes, device) for name, make in methods(device).items()}
 
 
 def attention(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
@@ -118,6 +119,15 @@ def _built(sizes: Sizes, device: torch.device, rows: int, length: int) -> tuple[
 def _learner(estimator: Estimator, network: splitfg.Split, batch: Batch) -> Step:
     optimizer = torch.optim.Adam(_trained(network.model), lr=1e-4)
     learner = splitfg.GradientLearner(network, estimator, optimizer)
+    generator = torch.Generator(batch["input_ids"].device).manual_seed(0)
+    return lambda: learner.step(batch, generator=generator)
+
+
+def _captured(estimator: Estimator, network: splitfg.Split, batch: Batch) -> Step:
+    """Return the step of a compiled learner, which a CUDA graph replays."""
+    optimizer = torch.optim.Adam(_trained(network.model), lr=1e-4)
+    eager = splitfg.GradientLearner(network, estimator, optimizer)
+    learner = splitfg.CapturedLearner(eager, horizon=1000)
     generator = torch.Generator(batch["input_ids"].device).manual_seed(0)
     return lambda: learner.step(batch, generator=generator)
 
@@ -171,7 +181,18 @@ METHODS: dict[str, Callable[[splitfg.Split, Batch], Step]] = {
     "ActivityFG, K=1": partial(_learner, splitfg.ActivityFG(K=1)),
     "LearnedFeedback": partial(_learner, splitfg.LearnedFeedback()),
 }
-"""Every method, by name: from a network and a batch to its training step."""
+"""Every method in eager code, by name: from a network and a batch to its training step."""
+CAPTURED: dict[str, Callable[[splitfg.Split, Batch], Step]] = {
+    "backprop, closed head, captured": partial(_captured, splitfg.Backprop(closed_head=True)),
+    "SplitFG, K=1, captured": partial(_captured, splitfg.SplitFG(K=1, lean=True)),
+    "SplitFG, K=4, captured": partial(_captured, splitfg.SplitFG(K=4, lean=True)),
+}
+"""Compiled methods that a CUDA graph replays; not for a CPU, where memory of compiled code is not counted."""
+
+
+def methods(device: torch.device) -> dict[str, Callable[[splitfg.Split, Batch], Step]]:
+    """Return the methods that a device can measure."""
+    return {**METHODS, **CAPTURED} if device.type == "cuda" else METHODS
 
 
 @torch.no_grad()
@@ -192,7 +213,8 @@ def _pushed(network: splitfg.Split, x: Any, tangents: int) -> None:
 
 def _figures(step: Step, repeats: int, device: torch.device) -> dict[str, float]:
     """Median time of a step, the peak of memory within it, and what was allocated before, in MiB."""
-    step()  # validates the first batch, and allocates the optimizer's state
+    for _ in range(2):  # the first one validates the batch and compiles, the second one captures
+        step()
     times = []
     for _ in range(repeats):
         _synchronise(device)

@@ -30,10 +30,10 @@ def page(found: Iterable[dict[str, Any]]) -> str:
     blocks = [
         "---\nhide-toc: true\n---",
         "# Adapters of a GPT-2: time and memory of a step",
-        "From `python -m benchmarks.lora --record`. Weights are random, the frozen base is in bfloat16, the adapters"
-        " are in float32, and all methods run in eager code, where a GPU waits for Python. Memory is what a step needs"
-        " beyond the parameters and the optimizer's state. A step of one method is not worth that of another: the"
-        " tables compare costs.",
+        "From `python -m benchmarks.lora --record`. Weights are random, the frozen base is in bfloat16, and the"
+        " adapters are in float32. Code is eager where a row does not say otherwise: a GPU then waits for Python."
+        " Memory is what a step needs beyond the parameters and the optimizer's state. A step of one method is not"
+        " worth that of another: the tables compare costs.",
     ]
     for record in found:
         blocks += _sections(record)
