@@ -199,7 +199,7 @@ def _ladder_table() -> Table:
     )
     columns = ("Step, ms", "Time over backprop's", *(f"Peak at {n} blocks, MiB" for n in LADDER_DEPTHS))
     title = "The ladder to backprop: step time and peak memory of GPT small8, compiled and captured"
-    return Table("language-cost-ladder", title, columns, rows, note=_NOTE)
+    return Table("language-cost-ladder", title, columns, rows, note=_NOTE, collapse=True)
 
 
 EXPERIMENT = Experiment(
