@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
 from operator import is_
+from types import NoneType
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ class _Snapshot:
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
             kind: type = type(value)
-            role = _role(kind)
+            role = _ROLES.get(kind) or _role(kind)
             if role is _Role.OTHER or id(value) in self._outside:
                 continue
             if role is _Role.CONTAINER:
@@ -164,13 +164,17 @@ class _Role(Enum):
     OTHER = auto()
 
 
-@lru_cache(maxsize=1024)
 def _role(kind: type) -> _Role:
     if kind in _CONTAINERS:
         return _Role.CONTAINER
     if issubclass(kind, Tensor):
         return _Role.TENSOR
     return _Role.DATACLASS if hasattr(kind, "__dataclass_fields__") else _Role.OTHER
+
+
+_FREQUENT = (bool, int, float, str, tuple, NoneType, dict, OrderedDict, Tensor, nn.Parameter)
+# a compiler traces a snapshot, and warns about functools.lru_cache
+_ROLES = {kind: _role(kind) for kind in _FREQUENT}
 
 
 def _outside(module: nn.Module) -> tuple[str, ...]:
