@@ -31,6 +31,7 @@ def torch_cases() -> list[Case]:
             train=True,
         ),
         Case("torch", "TransformerEncoder", partial(_built, _encoder, sequence)),
+        Case("torch", "TransformerEncoder, training", partial(_built, _encoder, sequence), train=True),
         Case("torch", "MultiheadAttention", partial(_built, partial(_First, _attention()), sequence)),
         Case("torch", "LSTM", partial(_built, partial(_recurrent, nn.LSTM), sequence)),
         Case("torch", "GRU", partial(_built, partial(_recurrent, nn.GRU), sequence)),
