@@ -70,6 +70,20 @@ BUGS = (
         (f"{PULLS}::test_pooled_maps_learn_the_gradient_summed_over_pixels",),
     ),
     Bug(
+        "a writer's gradient not summed over the rows it was broadcast to",
+        "estimators/_pull_pass.py",
+        "own = layer_gradients(self._trunk.get_submodule(name), a, delta.sum_to_size(wrote))",
+        "own = layer_gradients(self._trunk.get_submodule(name), a, delta[0].expand(wrote))",
+        ("tests/oracle/test_broadcast_writers.py",),
+    ),
+    Bug(
+        "a found path without its norm",
+        "sites/_find_blocks.py",
+        "name = None if top is None else top.name",
+        "name = None",
+        ("tests/oracle/test_find_blocks.py",),
+    ),
+    Bug(
         "reverse passes inside blocks not counted",
         "estimators/_pull_pass.py",
         "self.reverse_passes += len(deltas) if to_input else 1",

@@ -77,6 +77,13 @@ BUGS = (
         (f"{SEARCH}::test_scales_the_trunk_alone_and_keeps_to_its_cap",),
     ),
     Bug(
+        "line search: a step taken twice",
+        "learners/line_search.py",
+        "step.zero_()",
+        "step.add_(0)",
+        ("tests/unit/test_line_search_trouble.py",),
+    ),
+    Bug(
         "a compiled gradient that may be wrong by a third",
         "learners/_agreement.py",
         "allowed = max(tolerance * max(size, least), _ROUNDINGS * rounding[part, name])",
