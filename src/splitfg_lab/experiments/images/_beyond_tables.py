@@ -6,9 +6,11 @@ from splitfg_lab.experiments.images._paper_results import FROZEN, MAIN, top1
 from splitfg_lab.experiments.images._presets import (
     ADAPTIVE,
     APART,
+    CIFAR10,
     DECAYED,
     DIRECT_LONGER,
     FEEDBACK,
+    FLAT_ONLY,
     LONGER,
     PULLS,
     PULLS_LONGER,
@@ -18,6 +20,7 @@ from splitfg_lab.experiments.images._presets import (
     ImageSetting,
     adaptive,
     direct,
+    flat_only,
     l2,
     longer,
     screened,
@@ -41,13 +44,18 @@ def beyond_tables() -> tuple[Table, ...]:
 
 def _screening(setting: ImageSetting) -> Table:
     rows = [Row(f"K = {K}", tuple(top1(screened(setting, K, rho)) for rho in RHOS)) for K in TANGENTS[setting.dataset]]
-    along = Row("Direct path", tuple(top1(direct(setting.flat, rho)) for rho in RHOS))
+    rows.append(Row("Direct path", tuple(top1(direct(setting.flat, rho)) for rho in RHOS)))
+    if setting is CIFAR10:
+        rows += [
+            Row(title[0].upper() + title[1:], tuple(top1(flat_only(name, rho)) for rho in RHOS))
+            for name, (title, _) in FLAT_ONLY.items()
+        ]
     frozen = Row("Frozen trunk", (top1(f"{setting.flat}-frozen"), *(None for _ in RHOS[1:])))
     return Table(
         f"images-k-{setting.dataset}",
         f"Tangents and trunk step scale on the flat head: {setting.label}, 6,000 steps, top-1 accuracy, %",
         tuple(f"rho = {rho:g}" for rho in RHOS),
-        (*rows, along, frozen),
+        (*rows, frozen),
         "higher",
         best_in="table",
         note="Not in the paper, which has K = 4 and rho = 1. One seed where the ablation has no more. The direct path"
@@ -154,6 +162,7 @@ def _adaptive() -> Table:
     grids: dict[str, tuple[str | None, ...]] = {
         "split_fg": tuple(screened(SETTINGS[0], 4, rho) for rho in RHOS),
         "k64": tuple(screened(SETTINGS[0], 64, rho) for rho in RHOS),
+        "activity": tuple(flat_only("activity", rho) for rho in RHOS),
         "direct": tuple(direct("flat", rho) for rho in RHOS),
         "learned": ("flat-learned", *(None for _ in RHOS[1:])),
     }

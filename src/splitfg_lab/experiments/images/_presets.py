@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from splitfg.recipes import (
+    ActivityMethod,
     Adam,
     AdamL2,
     AdamW,
@@ -81,6 +82,12 @@ PULLS: dict[str, tuple[str, MethodRecipe]] = {
 """Parallel pulls on whole backbones, by the last part of a preset's name; a pull of a chain trains its own block."""
 PULLS_LONGER = ("pull", "pull2", "pull3", "skips2", "skips3", "skips4")
 """Parallel pulls that also run with the full budget."""
+
+FLAT_ONLY: dict[str, tuple[str, MethodRecipe]] = {
+    "activity": ("activity tangents, K = 8", ActivityMethod(K=8)),
+    "maps": ("direct path with learned maps", DirectPathMethod(MeanJacobianFeedback(0.1))),
+}
+"""Further methods for the flat head of CIFAR-10, by a part of a preset's name."""
 
 # Steps of one pass over the training images.
 _PASS = -(-50_000 // 128)
@@ -159,6 +166,11 @@ def longer(setting: ImageSetting, K: int, rho: float) -> str:
 def direct(start: str, rho: float) -> str:
     """Return the name of a direct-path preset; ``start`` is the data set, or ``flat`` for the ablation's budget."""
     return f"{start}-direct-rho{rho:g}"
+
+
+def flat_only(name: str, rho: float) -> str:
+    """Return the name of a preset of :data:`FLAT_ONLY`."""
+    return f"flat-{name}-rho{rho:g}"
 
 
 def l2(name: str) -> str:
@@ -252,6 +264,7 @@ def _training_of(preset: Preset) -> ImageTraining:
 ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
     "split_fg": ("Split-FG, K = 4", SplitFGMethod(4)),
     "k64": ("Split-FG, K = 64", SplitFGMethod(64)),
+    "activity": FLAT_ONLY["activity"],
     "direct": ("direct path", DirectPathMethod()),
     "learned": ("learned feedback", by_passes()),
 }
@@ -281,6 +294,8 @@ def _screening(setting: ImageSetting) -> Iterator[Preset]:
     for rho in RHOS:
         config = setting.ablation(DirectPathMethod(), rho=rho)
         yield Preset(direct(setting.flat, rho), f"{title}: direct path, rho = {rho:g}", config)
+        for name, (says, method) in FLAT_ONLY.items() if setting is CIFAR10 else ():
+            yield Preset(flat_only(name, rho), f"{title}: {says}, rho = {rho:g}", setting.ablation(method, rho=rho))
 
 
 def _longer(setting: ImageSetting) -> Iterator[Preset]:
