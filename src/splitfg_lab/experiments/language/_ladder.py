@@ -47,7 +47,7 @@ THREE = (0, 1, 2)
 SLOW_MAPS = MeanJacobianFeedback(0.045)
 """Maps that follow slowly and with little noise, for trunk steps of rho = 0.1."""
 LIMIT = 4.0
-"""Limit of the rows that maps learn from, which only outliers reach."""
+"""Limit of the rows that maps learn from, which only outliers reach; of ``maps-limited1`` it is 1."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def _seldom(n: int) -> Rung:
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _LIMITED_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=LIMIT))
+_TIGHT_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=1.0))
 _SLOW_LIMITED_MAPS = MeanJacobianFeedback(SLOW_MAPS.rate, LIMIT)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
 _OWN_GATED = ParallelPullMethod(GatedMapsFeedback(), own_block=True)
@@ -105,6 +106,7 @@ RUNGS: dict[str, Rung] = {
         "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
     ),
     "maps-limited": Rung("Maps to the writers, rows limited", _LIMITED_MAPS, (0.03, 0.1), _MAPS, 1e-5),
+    "maps-limited1": Rung("Maps to the writers, rows limited to 1", _TIGHT_MAPS, (0.03, 0.1), _MAPS, 1e-5),
     "maps-every4": Rung(
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
@@ -168,6 +170,7 @@ CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
 LONGER = (
     "maps",
     "maps-limited",
+    "maps-limited1",
     "pull-maps",
     "pull-maps-limited",
     "pull2-maps",
