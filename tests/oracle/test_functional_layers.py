@@ -181,6 +181,24 @@ def test_gradients_that_are_not_finite_raise():
             LearnedFeedback()(split, x, y, generator=generator())
 
 
+class Named(nn.Module):
+    """Reductions with NumPy's names of arguments, and a lookup by a function, with a padding row."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.read = nn.Parameter(noise(6, 8)), nn.Linear(8, 8).double()
+
+    def forward(self, tokens):
+        z = self.read(F.embedding(tokens, self.table, padding_idx=2))
+        return (z - z.mean(axis=-1, keepdims=True)).sum(axis=1)
+
+
+def test_names_of_numpy_and_lookups_by_functions():
+    split = splitfg.Split(Named(), splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = torch.arange(20).view(4, 5) % 6, torch.arange(4) % 3
+    assert max(errors(split, taught(LearnedFeedback(), split, x, y, 60), x, y).values()) < 1e-6
+
+
 def test_maps_learn_the_encoder():
     split = splitfg.Split(Encoder(norm_first=True), splitfg.LinearHead(nn.Linear(8, 3).double()))
     x, y = noise(8, 5, 8), torch.arange(8) % 3

@@ -41,10 +41,15 @@ class Observed:
     """What forward passes of a network were observed to do: the buffers they write to in place, and their traits.
 
     A copy of a network starts without observations.
+
+    Attributes:
+        traits: What passes do beside computing h, by training mode.
+        padded: Names of the tables that passes look up with a ``padding_idx``, outside of modules that hold one.
     """
 
     def __init__(self) -> None:
         self.traits: dict[Flags, Traits] = {}
+        self.padded: set[str] = set()
         self._places: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[Observed], tuple[()]]:

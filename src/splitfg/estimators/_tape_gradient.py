@@ -12,7 +12,7 @@ from splitfg.errors import SplitError, shorten
 from splitfg.feedback import Transposed, sweep
 from splitfg.numerics import norm
 from splitfg.sites import Tape
-from splitfg.splitting import Split
+from splitfg.splitting import Split, lookup_problems
 from splitfg.types import Inputs, Params
 
 # Largest difference of <g, v> and <u, J v> relative to ‖g‖, by how J v is found.
@@ -47,6 +47,7 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
         return []
     if not bool(norm(grads).isfinite()):
         return _infinite(grads)
+    lookup_problems(split, x)  # remembers the tables that functions look up with a padding row
     derivative, allowed = _derivative(split, x, u, params)
     size = float(norm(grads))
 

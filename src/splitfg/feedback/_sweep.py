@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -156,7 +157,9 @@ class _Pass:
             shares = list(rule(operation, _widened(delta, operation)))
         except NotImplementedError as error:
             raise SplitError([f"{operation} has no closed form for {error}"]) from error
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+        except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             words = f"{operation} has no closed form for these arguments ({error})"
             raise SplitError([f"{words}: pass them in the order of torch's documentation"]) from error
         if operation.name not in _SHAPES:

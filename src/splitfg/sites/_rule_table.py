@@ -44,8 +44,11 @@ def rule(*names: str, inputs: bool = True, output: bool = True) -> Callable[[Rul
 
 
 def argument(operation: Operation, place: int, name: str, default: Any) -> Any:
-    """Return an argument given by position or by name."""
-    return operation.args[place] if len(operation.args) > place else operation.kwargs.get(name, default)
+    """Return an argument given by position or by name, also by NumPy's name, which torch takes too."""
+    if len(operation.args) > place:
+        return operation.args[place]
+    other = {"dim": "axis", "keepdim": "keepdims"}.get(name, name)
+    return operation.kwargs.get(name, operation.kwargs.get(other, default))
 
 
 def first_and_rest(operation: Operation) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:

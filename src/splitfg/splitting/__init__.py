@@ -6,6 +6,7 @@ from splitfg.splitting._from_model import split
 from splitfg.splitting._graph import custom_functions
 from splitfg.splitting._interface import Interface, arguments
 from splitfg.splitting._kernels import tangent_kernels
+from splitfg.splitting._lookup_checks import lookup_problems
 from splitfg.splitting._norms import TangentNorms, has_reduced_precision
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
@@ -28,6 +29,7 @@ __all__ = [
     "custom_functions",
     "explained",
     "has_reduced_precision",
+    "lookup_problems",
     "names_of",
     "original",
     "parts",

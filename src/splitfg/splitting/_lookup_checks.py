@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from splitfg.calling import eager_code
 from splitfg.splitting._audit import named_calls
+from splitfg.splitting._padding import LOOKUP_ARGUMENTS
 from splitfg.splitting._replace import labelled
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs
@@ -20,9 +21,9 @@ from splitfg.types import Inputs
 def lookup_problems(split: Split, x: Inputs) -> list[str]:
     """List lookups whose gradient by backprop is another one than an estimate's.
 
-    Estimates know padding rows from modules: they hold those of an ``nn.Embedding`` constant. So a padding row must act
-    in padded lookups alone, and ``F.embedding`` may get a ``padding_idx`` only with the table of such a module. Makes
-    one forward pass, and one more if there are padding rows.
+    Estimates hold the padding row of an ``nn.Embedding`` constant, so that it must act in padded lookups alone.
+    Remembers further tables that ``F.embedding`` gets with a ``padding_idx``: later passes hold their row constant in
+    these lookups. Makes one forward pass, and one more if there are padding rows.
 
     Args:
         split: The network.
@@ -35,6 +36,7 @@ def lookup_problems(split: Split, x: Inputs) -> list[str]:
     with torch.no_grad(), eager_code():
         with named_calls(split.trunk, watch.stack), watch:
             h = f(params)
+        split.observed.padded.update(watch.padded)
         found = [f"{labelled(name, split.trunk.get_submodule(name))}: {words}" for words, name in watch.found.items()]
         rows = {name: _with_moved_row(params[name], row) for name, row in still.items() if name in trained}
         with _Unmoved({id(moved): params[name] for name, moved in rows.items()}):
@@ -67,7 +69,7 @@ class _Unmoved(TorchFunctionMode):
         self._tables = tables
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {**dict(zip(_ARGUMENTS, args, strict=False)), **(kwargs or {})} if func is F.embedding else {}
+        given = {**dict(zip(LOOKUP_ARGUMENTS, args, strict=False)), **(kwargs or {})} if func is F.embedding else {}
         if given.get("padding_idx") is None:
             return func(*args, **(kwargs or {}))
         return func(**{**given, "weight": self._tables.get(id(given["weight"]), given["weight"])})
@@ -83,6 +85,7 @@ class _Watch(TorchFunctionMode):
 
     Attributes:
         found: From the problem of a lookup to the name of the module that makes it.
+        padded: Names of tables with a padding row that no module holds.
         stack: Names of the modules that are being called.
     """
 
@@ -90,12 +93,13 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._trunk, self._names, self._still = trunk, names, still
         self.found: dict[str, str] = {}
+        self.padded: set[str] = set()
         self.stack: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.embedding:
-            self._check({**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs})
+            self._check({**dict(zip(LOOKUP_ARGUMENTS, args, strict=False)), **kwargs})
         return func(*args, **kwargs)
 
     def _check(self, given: Mapping[str, Any]) -> None:
@@ -111,8 +115,4 @@ class _Watch(TorchFunctionMode):
         module, row = self._trunk.get_submodule(caller), row % len(given["weight"])
         own = isinstance(module, nn.Embedding) and module.padding_idx == row
         if not own and self._still.get(name) != row:
-            words = f"F.embedding treats row {row} of {name} as a constant, as backprop does and estimates would not"
-            self.found[f"{words}: hold the table in an nn.Embedding with padding_idx={row}"] = caller
-
-
-_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+            self.padded.add(name)

@@ -35,13 +35,18 @@ def still_rows(part: nn.Module, names: Mapping[int, str]) -> dict[str, int]:
 
 
 @contextmanager
-def constant_padding(tables: Collection[nn.Embedding]) -> Iterator[None]:
-    """Look up padding rows with their present values, whatever the tables are replaced by: constants to backprop."""
-    if not tables or torch.compiler.is_compiling():  # compiled code does not follow temporary hooks
+def constant_padding(tables: Collection[nn.Embedding], replaced: Mapping[int, Tensor] | None = None) -> Iterator[None]:
+    """Look up padding rows with their present values, whatever the tables are replaced by: constants to backprop.
+
+    Args:
+        tables: Modules with a padding row.
+        replaced: From ``id`` of a tensor that replaces a further table to the table itself, for lookups by functions.
+    """
+    if not (tables or replaced) or torch.compiler.is_compiling():  # compiled code does not follow temporary hooks
         yield
         return
     with ExitStack() as stack:
-        lookups = _Lookups()
+        lookups = _Lookups(replaced or {})
         for table in tables:
             row = table.weight.detach()[table.padding_idx]
             if type(table).forward is nn.Embedding.forward:  # before hooks of the user, which may scale
@@ -67,33 +72,42 @@ def _restored(tokens: Tensor, padding: int | None, row: Tensor, found: Tensor) -
 
 
 class _Lookups(TorchFunctionMode):
-    """Restores the padding rows in calls of ``F.embedding`` by tables with a forward pass of their own.
+    """Restores padding rows in calls of ``F.embedding``, by tables with a forward pass of their own and by functions.
 
     Such a table may scale its rows, or compute the tokens itself, as tables of positions do.
+
+    Args:
+        replaced: From ``id`` of a tensor that replaces a table to the table itself.
 
     Attributes:
         used: Whether there are such tables.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: Mapping[int, Tensor]) -> None:
         super().__init__()
-        self.used = False
-        self._called: list[tuple[int | None, Tensor]] = []
+        self.used, self._replaced = bool(replaced), replaced
+        self._called: list[Tensor] = []
 
     def follow(self, table: nn.Embedding, row: Tensor) -> list[Any]:
         """Register hooks that show which table is being called, and return their handles."""
         self.used = True
         return [
-            table.register_forward_pre_hook(lambda *_: self._called.append((table.padding_idx, row))),
+            table.register_forward_pre_hook(lambda *_: self._called.append(row)),
             table.register_forward_hook(lambda *_: self._called.__delitem__(-1), always_call=True),
         ]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if func is not F.embedding or not self._called:
+        if func is not F.embedding:
             return found
-        padding, row = self._called[-1]
-        if (args[2] if len(args) > 2 else kwargs.get("padding_idx")) is None:
+        given = {**dict(zip(LOOKUP_ARGUMENTS, args, strict=False)), **kwargs}
+        padding, table = given.get("padding_idx"), self._replaced.get(id(given["weight"]))
+        if padding is None or (table is None and not self._called):
             return found
-        return _restored(args[0] if args else kwargs["input"], padding, row, found)
+        row = self._called[-1] if table is None else table[padding]
+        return _restored(given["input"], padding % len(given["weight"]), row, found)
+
+
+LOOKUP_ARGUMENTS = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+"""Arguments of ``F.embedding``."""

@@ -248,9 +248,13 @@ class Split(SplitParameters):
         compiling = torch.compiler.is_compiling()
         written = () if compiling else self._passes.observed.names(self.trunk)
 
+        def padded_by_functions(params: Params) -> dict[int, Tensor]:
+            names = () if for_reverse_mode or compiling else self.observed.padded & params.keys()
+            return {id(params[name]): self.model.get_parameter(name).detach() for name in names}
+
         def f(params: Params) -> Tensor:
             own = {local[name]: p for name, p in params.items() if name in local}
-            with tangent_kernels(self.trunk), constant_padding(padded if own else ()):
+            with tangent_kernels(self.trunk), constant_padding(padded if own else (), padded_by_functions(params)):
                 h: Tensor = self._passes.call(
                     self.trunk, own, inputs, named, places=self._trunk_places, written=written
                 )
