@@ -249,7 +249,7 @@ class Split(SplitParameters):
         written = () if compiling else self._passes.observed.names(self.trunk)
 
         def padded_by_functions(params: Params) -> dict[int, Tensor]:
-            names = () if for_reverse_mode or compiling else self.observed.padded & params.keys()
+            names = () if for_reverse_mode or compiling else self.observed.padded & set(params)
             return {id(params[name]): self.model.get_parameter(name).detach() for name in names}
 
         def f(params: Params) -> Tensor:
