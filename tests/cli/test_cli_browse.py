@@ -191,7 +191,7 @@ def test_show_an_experiment_prints_its_protocol(tmp_path: Path) -> None:
 def test_misspelt_names_get_suggestions(tmp_path: Path, verb: str) -> None:
     done = splitfg_here(verb, "demo/split_gf", cwd=tmp_path)
     assert done.returncode == 2
-    assert "nothing is called 'demo/split_gf'; did you mean demo/split_fg" in done.stderr
+    assert "no experiment or preset is called 'demo/split_gf'; did you mean demo/split_fg" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -60,6 +60,7 @@ def test_finished_runs_are_skipped(made: tuple[Path, subprocess.CompletedProcess
     place, _ = made
     done = splitfg("run", "tiny/adam", "tiny/sgd", cwd=place)
     assert (done.returncode, done.stdout.strip()) == (0, "3 finished before")
+    assert done.stderr == "see the results with: splitfg report tiny\n"
 
 
 def test_ls_knows_what_is_done(made: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

@@ -252,6 +252,13 @@ class TestReading:
         presets = tuple(Preset(f"p{i}", f"Title {i}", Config()) for i in range(count))
         assert words in printed(*folders, Experiment("e", "Experiment E", "Table 1", "m:f", presets))
 
+    def test_experiments_without_runs_are_one_line_in_the_terminal(self, folders):
+        write_run(folders[0], report_json("e", "a"))
+        others = [Experiment(n, f"Experiment {n}", "Table 2", "m:f", (Preset("b", "B", Config()),)) for n in "fg"]
+        text = printed(*folders, small(), *others)
+        assert "Not run yet: f, g. `splitfg run EXPERIMENT` runs one." in text
+        assert "Experiment f" not in text
+
 
 CORRUPT: dict[str, bytes] = {
     "empty": b"",

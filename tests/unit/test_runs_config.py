@@ -246,6 +246,13 @@ def test_all_bad_overrides_are_listed_at_once() -> None:
         assert part in text
 
 
+def test_errors_of_overrides_name_the_field_and_its_class() -> None:
+    with pytest.raises(ConfigError) as error:
+        override(Rich(1, 1.0, optimizer=Sgd()), ["rho", "optimizer.beta=1"])
+    assert "'rho': expected FIELD=VALUE, as in rho=..." in str(error.value)
+    assert "optimizer.beta: unknown field of Sgd" in str(error.value)
+
+
 def test_differences_are_readable_and_complete() -> None:
     old, new = Rich(1, 1.0, widths=(1, 2)), Rich(2, 1.0, widths=(1, 3), optimizer=Sgd(lr=0.01))
     assert [str(d) for d in differences(old, new)] == [

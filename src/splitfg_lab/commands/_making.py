@@ -175,7 +175,7 @@ def _summarise(console: Console, outcomes: Sequence[Outcome], *, finished_before
         console.print(line, style="red", markup=False)
     words = {"skipped": "finished before", "waiting": "not started"}
     parts = [f"{count} {words.get(status, status)}" for status, count in counts.items() if count]
-    console.print(", ".join(parts) or "nothing to run", style="bold")
+    console.print(", ".join(parts) or "nothing to resume: there are no run folders", style="bold")
 
 
 def _shared_failures(outcomes: Sequence[Outcome]) -> Iterator[str]:

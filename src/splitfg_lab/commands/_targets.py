@@ -12,7 +12,7 @@ from typing import Any, Final
 from splitfg_lab.commands.errors import UsageError
 from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset
 from splitfg_lab.experiments.spec import Paired
-from splitfg_lab.runs import RunError, RunFolder, differences, find_folders, override
+from splitfg_lab.runs import ConfigError, RunError, RunFolder, differences, find_folders, override
 from splitfg_lab.runs.folder import variant_name
 
 LARGEST_SEED: Final = 2**32 - 1
@@ -132,10 +132,17 @@ def make_plans(
     """
     plans = []
     for experiment, preset in find_presets(targets):
-        config = override(preset.config, [*(experiment.smoke if smoke else ()), *settings])
+        config = _overridden(experiment, preset, [*(experiment.smoke if smoke else ()), *settings])
         chosen = seeds or (preset.seeds[:1] if smoke else preset.seeds)
         plans += [Plan(experiment, preset, config, seed, smoke) for seed in chosen]
     return plans
+
+
+def _overridden(experiment: Experiment, preset: Preset, settings: Sequence[str]) -> Any:
+    try:
+        return override(preset.config, settings)
+    except ConfigError as error:
+        raise ConfigError(error.problems, what=f"the overrides of {experiment.name}/{preset.name}") from None
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -198,4 +205,4 @@ def _shows(cell: Cell | Paired | str | None, preset: Preset) -> bool:
 def _unknown(target: str) -> str:
     names = target_names()
     near = difflib.get_close_matches(target, names, n=3) or [n for n in names if target in n][:3]
-    return f"nothing is called {target!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")
+    return f"no experiment or preset is called {target!r}" + (f"; did you mean {' or '.join(near)}?" if near else ".")

@@ -88,7 +88,7 @@ def run(
         prepared = prepare(plans, runs)
         outcomes = make(prepared.folders, prepared.refused, how)
         discard_refused(prepared.new, outcomes)
-        _finish(outcomes, _resume_command(runs, how))
+        _finish(outcomes, _resume_command(runs, how), "" if as_json else _report_command(plans, runs))
 
 
 def resume(
@@ -188,11 +188,20 @@ def _resume_command(root: Path, how: How) -> str:
     return shlex.join(["splitfg", "resume", *options])
 
 
-def _finish(outcomes: Sequence[Outcome], resume_command: str) -> None:
-    """Exit with the code of the outcomes; print how to resume if a run was interrupted."""
+def _report_command(plans: Sequence[Plan], root: Path) -> str:
+    """Return the command that prints the results of these runs."""
+    names = {plan.experiment.name for plan in plans}
+    options = ["--runs", str(root)] if root != DEFAULT_RUNS else []
+    return shlex.join(["splitfg", "report", *(names if len(names) == 1 else ()), *options])
+
+
+def _finish(outcomes: Sequence[Outcome], resume_command: str, report_command: str = "") -> None:
+    """Exit with the code of the outcomes; print how to resume interrupted runs, or how to see the results."""
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"stopped", "waiting"}:
         if resume_command:
             typer.echo(f"resume with: {resume_command}", err=True)
         raise typer.Exit(EXIT_STOPPED)
+    if report_command and "failed" not in statuses:
+        typer.echo(f"see the results with: {report_command}", err=True)
     raise typer.Exit(EXIT_FAILED if statuses & {"failed", "diverged"} else EXIT_OK)

@@ -12,3 +12,9 @@ METHOD_TITLES = {
     "split_fg": "Split-FG",
 }
 """The methods in the order of the paper's columns."""
+
+ABBREVIATIONS = (
+    "FG: forward gradient. ES: evolution strategy. FF: Forward-Forward. PC: predictive coding. Hop.: modern-Hopfield"
+    " readout."
+)
+"""The abbreviations among the titles, for the notes of tables."""

@@ -35,11 +35,17 @@ def report_console() -> Console:
 
 
 def render_terminal(report: ReportView, console: Console) -> None:
-    """Print the summary, every experiment, and everything left out."""
+    """Print the summary, every experiment with runs, the names of the others, and everything left out."""
     if len(report.experiments) > 1:
         _print_summary(report.summary, console)
+    not_run = []
     for view in report.experiments:
-        _print_experiment(view, console)
+        if _has_runs(view) or len(report.experiments) == 1:
+            _print_experiment(view, console)
+        else:
+            not_run.append(view.experiment.name)
+    if not_run:
+        console.print(Text(f"Not run yet: {', '.join(not_run)}. `splitfg run EXPERIMENT` runs one.", style=_QUIET))
     for problem in report.problems:
         console.print(Text(f"could not be read: {problem}", style="yellow"))
     for run in report.strangers:
@@ -59,6 +65,11 @@ def _print_summary(rows: Sequence[SummaryRow], console: Console) -> None:
         if row.beyond:
             console.print(Text(f"Beyond the paper, {row.label}: {row.beyond}.", style=_QUIET))
     console.print()
+
+
+def _has_runs(view: ExperimentView) -> bool:
+    filled = any(table.provenance for table in view.tables)  # perhaps with numbers of another experiment
+    return filled or bool(view.unfinished) or len(view.not_run) < len(view.experiment.presets)
 
 
 def _print_experiment(view: ExperimentView, console: Console) -> None:

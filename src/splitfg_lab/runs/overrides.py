@@ -37,7 +37,7 @@ def override(config: T, settings: Sequence[str]) -> T:
     for setting in settings:
         path, equals, text = (part.strip() for part in setting.partition("="))
         if not equals or not path:
-            problems.append(f"{setting!r}: expected FIELD=VALUE, as in {next(iter(data), 'field')}=...")
+            problems.append(f"{setting!r}: expected FIELD=VALUE, as in {_example(setting, data)}=...")
             continue
         _assign(type(config), data, path, text, problems)
     try:
@@ -47,6 +47,11 @@ def override(config: T, settings: Sequence[str]) -> T:
     if problems:
         raise ConfigError(problems, what="the overrides")
     return changed
+
+
+def _example(setting: str, data: dict[str, Any]) -> str:
+    """Return the field that a setting without a value names, or the first field."""
+    return setting if setting in data else next(iter(data), "field")
 
 
 def _assign(cls: type, data: dict[str, Any], path: str, text: str, problems: list[str]) -> None:
@@ -71,7 +76,7 @@ def _assign(cls: type, data: dict[str, Any], path: str, text: str, problems: lis
 def _annotation(cls: type, name: str, path: str, problems: list[str]) -> Any:
     known = field_types(cls)
     if name not in known:
-        problems.append(f"{path}: {unknown(name, known, kind='field')}")
+        problems.append(f"{path}: {unknown(name, known, kind=f'field of {cls.__name__}')}")
     return known.get(name)
 
 

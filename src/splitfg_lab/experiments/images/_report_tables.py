@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from splitfg_lab.experiments._titles import METHOD_TITLES
+from splitfg_lab.experiments._titles import ABBREVIATIONS, METHOD_TITLES
 from splitfg_lab.experiments.images._beyond_tables import beyond_tables
 from splitfg_lab.experiments.images._paper_results import FROZEN, MAIN, top1
 from splitfg_lab.experiments.images._presets import SETTINGS, ImageSetting
@@ -59,7 +59,7 @@ def _main() -> Table:
         best_in="row",
         note=f"Split-FG is on the light trunk with the flat head, backprop, pure FG and ES on the whole ResNet, so that"
         f" this compares systems, not estimators. On CIFAR-100 pure FG, ES, FF and PC were stopped after 2,000, 400,"
-        f" 3,000 and 3,000 steps, as in the paper. {_TEST}",
+        f" 3,000 and 3,000 steps, as in the paper. {_TEST} {ABBREVIATIONS}",
     )
 
 

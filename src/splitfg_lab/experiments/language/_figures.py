@@ -67,7 +67,7 @@ def headlines() -> tuple[Headline, ...]:
                 "Frozen trunk": perplexity("frozen-10", FROZEN_PAPER[0]),
                 "Pure FG": perplexity(tenth("fg-adam-k4") or "", PURE_PAPER[4.5e-4]),
                 "Split-FG": perplexity(f"{BEST}-10", 541.9),
-                "Beyond the paper": perplexity(rung("learned")),
+                "Beyond the paper": perplexity(rung("learned-layers")),
             },
             "lower",
             "learned feedback, which also trains the lookup",

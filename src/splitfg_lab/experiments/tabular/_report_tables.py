@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from splitfg_lab.experiments._titles import METHOD_TITLES
+from splitfg_lab.experiments._titles import ABBREVIATIONS, METHOD_TITLES
 from splitfg_lab.experiments.spec import Cell, Curves, Headline, Paired, Row, Table
 from splitfg_lab.experiments.tabular._presets import (
     ACTIVITY,
@@ -34,8 +34,7 @@ def tables() -> tuple[Table, ...]:
             "Tabular classification: held-out accuracy, %",
             "higher",
             1,
-            "Higgs Small: the recorded runs used 54,423 of OpenML's 98,050 rows; the metric `rows` of a run says how"
-            " many it had.",
+            "Higgs Small: the recorded runs used 54,423 of OpenML's 98,050 rows.",
         ),
         _paper_table(
             "rmse",
@@ -65,7 +64,7 @@ def _paper_table(
 ) -> Table:
     rows = tuple(_paper_row(row) for row in DATA if row.metric == metric)
     columns = tuple(METHOD_TITLES.values())
-    return Table(key, title, columns, rows, better, best_in="row", decimals=decimals, note=f"{_NOTE} {note}")
+    return Table(key, title, columns, rows, better, best_in="row", decimals=decimals, note=f"{_NOTE} {note} {ABBREVIATIONS}")
 
 
 def _paper_row(row: DataRow) -> Row:
@@ -213,7 +212,7 @@ def headlines() -> tuple[Headline, ...]:
 def _headline(row: DataRow) -> Headline:
     shown = {"Backprop": "backprop", "Pure FG": "pure_fg", "Split-FG": "split_fg"}
     cells = {column: Cell(f"{row.name}-{m}", row.metric, row.paper[m]) for column, m in shown.items()}
-    beyond = Cell(f"{row.name}-learned_feedback", row.metric)
+    beyond = Cell(f"{row.name}-learned_layers", row.metric)
     metric = "accuracy, %" if row.metric == "accuracy" else "RMSE"
     label = f"{row.label}, five folds: held-out {metric}"
     return Headline(label, {**cells, "Beyond the paper": beyond}, row.better, "learned feedback", row.decimals)

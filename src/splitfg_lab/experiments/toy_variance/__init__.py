@@ -78,8 +78,8 @@ EXPERIMENT = Experiment(
             "cross_entropy",
             "toy-variance",
             "Trunk-coordinate variance of Split-FG over pure forward gradient, cross-entropy",
-            "The ratios depend on the initialisation, of which the paper says nothing (here W ~ N(0, 1/fan_in))."
-            " What must match is measured against theory, within two standard errors of the draws.",
+            "The ratios depend on the initialisation, which the paper does not give (here W ~ N(0, 1/fan_in))."
+            " Compare the measured ratio with theory's: they should agree within two standard errors of the draws.",
         ),
         _table(
             "squared_error",
