@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from splitfg import (
     ActivityFG,
     Backprop,
+    CrossEntropy,
+    EvolutionStrategy,
     ForwardGradient,
     ForwardMode,
     GradientLearner,
@@ -332,3 +334,19 @@ class TestMessages:
         s = Split(nn.Linear(8, 8).bfloat16(), LinearHead(nn.Linear(8, 3)))
         with pytest.raises(SplitError, match=r"h in torch\.bfloat16, but the head's parameters are torch\.float32"):
             estimator(s, noise(5, 8).bfloat16(), classes(5, count=3), generator=generator())
+
+
+@pytest.mark.parametrize("dtype", REDUCED)
+@pytest.mark.parametrize("estimator", [Backprop(), ForwardGradient(K=2), EvolutionStrategy(K=2, sigma=0.5)])
+@pytest.mark.parametrize("weight", [None, torch.rand(50, generator=torch.Generator().manual_seed(1))])
+def test_every_estimator_computes_its_loss_in_float32(dtype, estimator, weight):
+    torch.manual_seed(0)
+    trunk, last = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 50)
+    head = LinearHead(last, loss=CrossEntropy(class_weights=weight))
+    network = Split(trunk.to(dtype), head.to(dtype))
+    x, y = noise(32, 8).to(dtype), classes(32, count=50)
+    found = estimator(network, x, y, generator=generator(0))
+    weight = None if weight is None else weight.to(dtype).float()
+    logits = last(trunk(x)).float()  # rounded by the network, not by the loss
+    assert found.loss.dtype == torch.float32
+    torch.testing.assert_close(found.loss, F.cross_entropy(logits, y, weight).detach(), rtol=1e-5, atol=0)

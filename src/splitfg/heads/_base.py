@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from splitfg.errors import SplitError
 from splitfg.heads._cross_entropy import CrossEntropy
 from splitfg.heads._output_loss import OutputLoss
+from splitfg.numerics import widened
 from splitfg.types import HeadGradient, Params
 
 
@@ -85,9 +86,9 @@ class Head(nn.Module, ABC):
         return self.outputs(self.params(), h)
 
     def loss(self, params: Params, h: Tensor, target: Tensor, normaliser: Tensor) -> Tensor:
-        """Compute the loss as a differentiable function of the parameters and h."""
+        """Compute the loss as a differentiable function of the parameters and h, in float32 or wider."""
         _require_a_row_each(h, target)
-        outputs = self.outputs(params, h)
+        outputs = widened(self.outputs(params, h))
         width = outputs.shape[-1]
         rows = self.output_loss.fold(target, width)
         return self.output_loss.summed(outputs.reshape(-1, width), rows) / normaliser.to(outputs.dtype)

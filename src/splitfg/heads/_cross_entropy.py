@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries, shape_problem
+from splitfg.numerics import wide
 
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -59,7 +60,7 @@ class CrossEntropy(OutputLoss):
 
     def normaliser(self, target: Tensor, width: int) -> Tensor:
         """Compute Σ_n w_{y_n} over the rows that are not ignored."""
-        dtype = torch.float32 if self.class_weights is None else self.class_weights.dtype
+        dtype = torch.float32 if self.class_weights is None else wide(self.class_weights.dtype)
         return self._row_weight(self.fold(target, width), dtype).sum()
 
     def summed(self, outputs: Tensor, target: Tensor) -> Tensor:

@@ -129,4 +129,4 @@ class ProbedHead(OpaqueHead):
             return self.loss({**params, name: moved}, h, target, normaliser)
 
         slopes = [(loss_at(i, step) - loss_at(i, -step)) / (2 * step) for i in range(params[name].numel())]
-        return torch.stack(slopes).view(params[name].shape)
+        return torch.stack(slopes).to(params[name].dtype).view(params[name].shape)

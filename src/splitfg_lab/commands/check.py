@@ -138,7 +138,9 @@ def _print_device(console: Console, name: str) -> list[Feature]:
 
         device = resolve_device(name)
     threads = f"{torch.get_num_threads()} threads"
-    _section(console, "device", {"chosen": describe_device(device), "CPU": threads, "CUDA": torch.version.cuda or "none"})
+    _section(
+        console, "device", {"chosen": describe_device(device), "CPU": threads, "CUDA": torch.version.cuda or "none"}
+    )
     console.print("forward mode", style="bold")
     features = []
     with console.status("testing forward-mode features"):

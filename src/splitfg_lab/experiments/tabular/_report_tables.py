@@ -64,7 +64,9 @@ def _paper_table(
 ) -> Table:
     rows = tuple(_paper_row(row) for row in DATA if row.metric == metric)
     columns = tuple(METHOD_TITLES.values())
-    return Table(key, title, columns, rows, better, best_in="row", decimals=decimals, note=f"{_NOTE} {note} {ABBREVIATIONS}")
+    return Table(
+        key, title, columns, rows, better, best_in="row", decimals=decimals, note=f"{_NOTE} {note} {ABBREVIATIONS}"
+    )
 
 
 def _paper_row(row: DataRow) -> Row:
