@@ -11,6 +11,7 @@ from torch import nn
 from splitfg import CrossEntropy, LinearHead, Split
 
 DOUBLE = torch.float64
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def generator(seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from _awkward import awkward_split
 from _refusals import linear_split, refused, rows
-from _toolkit import BackwardAlone, classes, close, exact, generator, noise, seeded
+from _toolkit import TORCH, BackwardAlone, classes, close, exact, generator, noise, seeded
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
@@ -93,7 +93,10 @@ def test_gradient_checkpointing(chunk):
     )
     assert "gradient_checkpointing_disable()" in problem
     s = linear_split(nn.Sequential(nn.Linear(3, 4), Saving(False)))
-    assert SplitFG(2, engine=engine)(s, rows(), Y, generator=generator()).grads
+    if TORCH < (2, 13):  # its checkpoints have no forward-mode rule of either kind
+        assert "gradient_checkpointing_disable()" in refused(SplitFG(2, engine=engine), s, rows(), Y)[0]
+    else:
+        assert SplitFG(2, engine=engine)(s, rows(), Y, generator=generator()).grads
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

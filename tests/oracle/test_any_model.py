@@ -10,7 +10,7 @@ from _awkward_functions import CLASSES, FUNCTION_MODELS, ROWS, WIDTH, Around
 from _awkward_layers import LAYER_MODELS, TRAINING_LAYERS
 from _awkward_state import STATE_MODELS, TRAINING_STATE, NestedInputs
 from _state import state_of
-from _toolkit import generator
+from _toolkit import TORCH, generator
 from torch import nn
 
 from splitfg import (
@@ -56,6 +56,8 @@ NEVER = {
     "from_inference_mode": "made under torch.inference_mode()",
     "max_norm": "table (Embedding) rescales its own rows in place",
 }
+if TORCH < (2, 13):
+    REFUSED["checkpointed"] = "switch gradient checkpointing off"
 HOOKED = ("tensor_hook", "backward_hook", "parameter_hook")
 EXACT = tuple(sorted(ALL.keys() - {*REFUSED, *NEVER, *HOOKED}))
 

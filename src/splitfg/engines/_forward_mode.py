@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -55,12 +57,23 @@ class ForwardMode:
             pushed: tuple[Tensor, Tensor] = jvp(f, (params,), (tangent,))  # type: ignore[assignment]
             return pushed
 
-        tangents = {name: _with_own_storage(v) for name, v in tangents.items()}
-        if next(iter(tangents.values())).shape[0] == 1:
-            h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
-            return h, dh.unsqueeze(0)
-        both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
-        return both
+        with _outside_inference_mode():
+            tangents = {name: _with_own_storage(v) for name, v in tangents.items()}
+            if next(iter(tangents.values())).shape[0] == 1:
+                h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
+                return h, dh.unsqueeze(0)
+            both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
+            return both
+
+
+@contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, in which older versions of torch lose tangents without an error, and record no graph."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def _with_own_storage(tangents: Tensor) -> Tensor:

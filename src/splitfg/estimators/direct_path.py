@@ -248,8 +248,10 @@ def _exact_writer(path: ResidualPath, seen: Recording) -> str | None:
 
     ``None`` without noise, so that fixed maps apply to all writers, and for streams that are scaled on their way.
     """
-    last = next(reversed(list(seen.noise.items())), None)
-    return last[0] if path.strict and last is not None and len(last[1]) == 1 else None
+    if not path.strict or not seen.noise:
+        return None
+    name, noises = list(seen.noise.items())[-1]
+    return name if len(noises) == 1 else None
 
 
 def _through_top(trunk: nn.Module, name: str, x: Tensor, u: Tensor) -> tuple[Tensor, Params]:

@@ -45,16 +45,20 @@ class EvolutionStrategy(DrawsByLaw):
     sigma: float = 1e-3
     law: TangentLaw = field(default_factory=Gaussian)
     micro_batch: int | None = None
+    _over_all: ForwardGradient = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         found = tangent_problems(self.K) + micro_batch_problems(self.micro_batch)
         if not self.sigma > 0:
             found.append(f"sigma must be positive, got {self.sigma}")
         raise_if(found)
+        engine = CentralDifference(step=self.sigma)
+        over_all = ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)
+        object.__setattr__(self, "_over_all", over_all)
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient; see :class:`~splitfg.estimators.protocol.Estimator`."""
-        return self._over_all()(split, x, y, generator=generator)
+        return self._over_all(split, x, y, generator=generator)
 
     @property
     def needs(self) -> PartNeeds:
@@ -63,12 +67,8 @@ class EvolutionStrategy(DrawsByLaw):
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute scores; see :class:`~splitfg.estimators.PartialEstimator`."""
-        return self._over_all().part(split, x, y, generator=generator, share=share)
+        return self._over_all.part(split, x, y, generator=generator, share=share)
 
     def from_scores(self, split: Split, scores: Tensor, *, generator: torch.Generator) -> Params:
         """Combine scores and directions; see :func:`splitfg.distributed.gradient_from_scores`."""
-        return self._over_all().from_scores(split, scores, generator=generator)
-
-    def _over_all(self) -> ForwardGradient:
-        engine = CentralDifference(step=self.sigma)
-        return ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)
+        return self._over_all.from_scores(split, scores, generator=generator)

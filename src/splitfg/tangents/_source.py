@@ -67,23 +67,31 @@ class TangentSource:
         """Return chunk ``index``, drawn again from its stored generator state unless it was kept."""
         if self._whole is not None:
             return self._whole[index * self.chunk : (index + 1) * self.chunk]
-        generator = torch.Generator(self._generator.device)
-        generator.set_state(self._states[index])
-        return _draw(self.law, self.layout, self.chunk_sizes[index], generator)
+        return _draw(self.law, self.layout, self.chunk_sizes[index], self._generator, self._states[index])
 
 
-def _draw(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
-    """Draw tangents outside compiled code, so that compiled and eager estimates use the same ones."""
+def _draw(
+    law: TangentLaw, layout: Layout, count: int, generator: torch.Generator, state: Tensor | None = None
+) -> Tensor:
+    """Draw tangents outside compiled code, so that compiled and eager estimates use the same ones.
+
+    With a ``state``, they come from a new generator that begins there.
+    """
     if "torch._dynamo" not in sys.modules:  # no compiled code exists, and importing the compiler takes a second
-        return _draw_eagerly(law, layout, count, generator)
+        return _draw_eagerly(law, layout, count, generator, state)
     from splitfg.tangents._uncompiled import call_uncompiled
 
-    rows: Tensor = call_uncompiled(_draw_eagerly, law, layout, count, generator)
+    rows: Tensor = call_uncompiled(_draw_eagerly, law, layout, count, generator, state)
     return rows
 
 
 @torch.no_grad()
-def _draw_eagerly(law: TangentLaw, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
+def _draw_eagerly(
+    law: TangentLaw, layout: Layout, count: int, generator: torch.Generator, state: Tensor | None
+) -> Tensor:
+    if state is not None:
+        generator = torch.Generator(generator.device)
+        generator.set_state(state)
     rows = law.draw(layout, count, generator)
     if rows.shape != (count, layout.total):
         raise SplitError(
