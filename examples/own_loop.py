@@ -1,6 +1,6 @@
 """Your own training loop: an estimator takes the place of ``loss.backward()``.
 
-Trains a small network on scikit-learn's digits with four methods, from the same start and on the same batches:
+Trains a small network on scikit-learn's digits with five methods, from the same start and on the same batches:
 
     python examples/own_loop.py
 """
@@ -14,11 +14,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import splitfg
+from splitfg.estimators import LearningEstimator
 
 METHODS: dict[str, tuple[splitfg.Estimator, float]] = {
     "frozen trunk": (splitfg.FrozenTrunk(), 1.0),
     "Split-FG, K = 8": (splitfg.SplitFG(K=8), 0.3),
     "activity tangents, K = 8": (splitfg.ActivityFG(K=8), 1.0),
+    "learned feedback": (splitfg.LearnedFeedback(), 1.0),
     "backprop": (splitfg.Backprop(), 1.0),
 }
 """Every method with its trunk step scale rho: noisy estimates need smaller steps."""
@@ -42,6 +44,8 @@ def train(estimator: splitfg.Estimator, rho: float, steps: int) -> float:
     for _ in range(steps):
         rows = torch.randint(0, 1400, (128,), generator=batches)
         estimate = estimator(network, x[rows], y[rows], generator=tangents)
+        if isinstance(estimator, LearningEstimator):
+            estimator.update_state(network, estimate)  # its maps learn from this step's measurement
         estimate = splitfg.clip(estimate, max_norm=1.0)
         splitfg.write_grads(network.model, estimate)
         optimizer.step()

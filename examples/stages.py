@@ -57,7 +57,7 @@ def main() -> None:
     staged.collect(network)
     if ranks.is_first:
         print(f"eight pulls: at most {far:.1e} from backpropagation, over {len(own)} tensors of the first stage")
-        print(f"two pulls: loss {losses[0]:.3f}, after {steps} steps {losses[-1]:.3f}, on {ranks.size} processes")
+        print(f"two pulls: loss {losses[0]:.3f}, after {steps} steps {losses[-1]:.3f}; processes: {ranks.size}")
     dist.destroy_process_group()
 
 

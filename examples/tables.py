@@ -34,6 +34,7 @@ def main(rows: int | None, steps: int, folds: int) -> dict[str, float]:
     numbers = X.drop(columns="size").fillna(X.drop(columns="size").mean())
     network = {"steps": steps, "width": 64, "members": 4, "random_state": 0}
     models = {
+        "learned feedback (default)": SplitFGClassifier(**network),
         "activity tangents, K = 8": SplitFGClassifier(method="activity_fg", **network),
         "activity tangents, K = 1": SplitFGClassifier(method=ActivityMethod(K=1), **network),
         "Split-FG, K = 8": SplitFGClassifier(method="split_fg", **network),
