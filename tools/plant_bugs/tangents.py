@@ -33,8 +33,8 @@ BUGS = (
     Bug(
         "chunk drawn again from the wrong state",
         "tangents/_source.py",
-        "generator.set_state(self._states[index])",
-        "generator.set_state(self._states[0])",
+        "self._generator, self._states[index])",
+        "self._generator, self._states[0])",
         (f"{GIVEN}::test_projection_is_least_squares",),
     ),
     Bug(
