@@ -44,7 +44,7 @@ from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, Trunk
 
 @dataclass(frozen=True)
 class ActivityFG:
-    """Exact head; tangents e at what the trunk's layers z_l = layer(a_l) write, one score for every row b.
+    """Exact head; tangents e at the outputs z_l = layer(a_l) of the trunk's layers, one score for every row b.
 
     With r the gradient at the top, which u gives, and J_b the Jacobian of row b of the top,
 

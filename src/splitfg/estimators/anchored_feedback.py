@@ -28,7 +28,7 @@ def _aligned() -> LearnedFeedback:
 
 @dataclass(frozen=True)
 class AnchoredFeedback:
-    """Direct feedback through maps that are turned towards measured Jacobians, with an exact step at every n-th.
+    """Direct feedback through maps that turn towards measured Jacobians, with backprop at every n-th step.
 
     Between anchors, the estimate is that of ``feedback``. At an anchor, reverse mode runs through the whole trunk: the
     estimate is backpropagation's gradient, and every map takes a step along the gradient of cos(M_i, G_i) with

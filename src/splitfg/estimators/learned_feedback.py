@@ -55,7 +55,7 @@ class FoundLayer:
 
 @dataclass(frozen=True)
 class LearnedFeedback:
-    """Exact head; every layer of the trunk learns from u, carried to it through maps that are learned forward.
+    """Exact head; carries u to every layer of the trunk through maps that it learns from forward passes.
 
     Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations,
     norms, sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed

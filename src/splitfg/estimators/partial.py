@@ -110,7 +110,7 @@ Complete: TypeAlias = Callable[[Split, Partial], Estimate]
 
 @dataclass(frozen=True)
 class PartNeeds:
-    """What a part of an estimate needs of the processes that share the work.
+    """The requirements of an estimate that processes compute in parts: scores, noise by row, inputs of all rows.
 
     Attributes:
         scores: K, the number of scores, which processes with the same rows can divide; 0 for estimators without any.

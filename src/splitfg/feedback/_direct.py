@@ -18,7 +18,7 @@ from splitfg.types import Params
 
 
 class Direct(Route):
-    """Straight from the last layer to every other: one map from each place that layers read.
+    """Carries the gradient from the last layer straight to every other, through one map per layer input.
 
     Independent noise e_i at all places at once moves the last layer's output by dz ≈ Σ_i J_i e_i. The map M_i learns
     the mean Jacobian J_i over rows, and

@@ -13,7 +13,7 @@ _STEPS = "measured/steps"  # no module's name has a slash
 
 
 class EveryNth:
-    """Base of learned state that changes at every n-th step, beginning with the first; such as maps by a measurement.
+    """Base of learned state that changes only at every n-th step, beginning with the first.
 
     In between, the state stays as it is, and a step costs no more than its own pass. The count of steps is a number on
     the host: a captured learner reads :attr:`due` and replays one graph for steps that are due and another for others.

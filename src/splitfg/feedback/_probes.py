@@ -80,7 +80,7 @@ class Difference(Probe):
 
 @dataclass(frozen=True)
 class LayerDifference(Probe):
-    """Every layer once more and by itself, with noise added to what it read: (layer(a + ε e) - layer(a)) / ε.
+    """Runs every layer once more by itself, with noise added to its input: (layer(a + ε e) - layer(a)) / ε.
 
     Linear layers run on the noise itself, layer(e) - layer(0), which is the same number.
     Cheaper than :class:`Difference`: nothing between layers runs again, every layer runs on as few samples as its map

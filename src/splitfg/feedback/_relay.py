@@ -24,7 +24,7 @@ _ROWS = 4
 
 
 class Relay(Route):
-    """From layer to layer: every layer has a map of its own response, which replaces its transposed weight.
+    """Carries the gradient from layer to layer: a map, learned from a layer's response, replaces its transposed weight.
 
     For a layer z = W a + b, noise at a moves z by dz = W da, exactly. The map M learns dz ≈ M da, and
 

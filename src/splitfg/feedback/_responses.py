@@ -65,7 +65,7 @@ def white_noise(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Response(ABC):
-    """The change of a pass, per unit of noise, computed where it is asked for."""
+    """The change of a pass per unit of noise, computed on demand."""
 
     white: ClassVar[bool] = False
     """Whether the inputs of layers move by white noise, rather than by noise that has passed other layers."""

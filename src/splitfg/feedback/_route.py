@@ -37,7 +37,7 @@ class Shares:
 
 
 class Route(EveryNth, ABC):
-    """Maps that carry a gradient to the places that layers read, and the rule by which they learn.
+    """Maps that carry a gradient to the inputs of layers, and the rule by which they learn.
 
     Args:
         rule: How the maps learn; ``None`` for ``DeltaRule(1.0)`` where layers read white noise, which is the cheapest,

@@ -57,7 +57,7 @@ class LayerDevice(Device, Protocol):
 
 @dataclass
 class Counts:
-    """What a device has been asked to do.
+    """Runs, inferences, writes and seconds of a device so far.
 
     Attributes:
         runs: Calls of :meth:`Device.run`.

@@ -24,21 +24,21 @@ SlopesAlong: TypeAlias = Callable[[Sequence[Params]], Slope]
 
 @dataclass(frozen=True)
 class LineSearch:
-    """Scales the trunk's update by what descents along it and along past ones say.
+    """Chooses the trunk's step scale rho from the slope and curvature of the loss along the trunk's updates.
 
     The optimizer steps at the head's learning rate (build it with rho = 1); D is the trunk's part of that step,
-    without the schedule's factor. The trunk waits for the next batch, which D does not depend on, and then moves by
-    rho D. :func:`~splitfg.learners.slope_along` measures the descent d and the Gauss-Newton curvature c of that batch
-    along a direction, with one Jacobian-vector product. No backward pass.
+    without the schedule's factor. The learner keeps D until the next batch, which D does not depend on, and then moves
+    the trunk by rho D. :func:`~splitfg.learners.slope_along` measures the descent d and the Gauss-Newton curvature
+    c of that batch along a direction, with one Jacobian-vector product. No backward pass.
 
     The first steps use the best scale of a single one,
 
         rho = min(cap, E[d] / E[c]),
 
-    with running means E; a negative rho is zero. Where an update is mostly noise, that is less than what serves a whole
+    with running means E; a negative rho is zero. Where an update is mostly noise, this ratio is too small for a whole
     training: noise of many steps averages out, while the ratio charges each step for its own. So later steps look back,
-    along the decayed sum of past moves P ← h P + rho D: a positive descent says that longer steps would have been
-    better, a negative one that shorter ones would have been,
+    along the decayed sum of past moves P ← h P + rho D: after a positive descent longer steps would have been better,
+    after a negative one shorter steps,
 
         rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
 
@@ -49,7 +49,7 @@ class LineSearch:
     groups that move the same outputs do not do so twice; a step takes G Jacobian-vector products.
 
     The factor of a schedule multiplies the trunk's step as before. A measurement that is not finite leaves rho and the
-    means as they are. The last step of a training waits for ever.
+    means as they are. The trunk never takes the last update of a training.
 
     Args:
         beta: Decay rate of the running means.

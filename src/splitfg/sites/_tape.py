@@ -62,7 +62,7 @@ class Operation:
 
 @dataclass(eq=False)
 class Tape:
-    """Operations in the order of their calls, those alone that depend on a trained parameter.
+    """The operations of a pass that depend on a trained parameter, in the order of their calls.
 
     Attributes:
         operations: The calls.
