@@ -76,8 +76,8 @@ def _print_overview(found: Sequence[Standing]) -> None:
     rows = [_overview_row(experiment, group) for experiment, group in groups]
     print_rows(console, rows, ("experiment", "presets", "recorded", "here", ""))
     console.print(Text("recorded: presets in the folder results; here: presets in the folder runs.", "dim"))
-    console.print(Text("`splitfg ls EXPERIMENT` lists presets, `splitfg ls 'EXPERIMENT/a*'` some of them,", "dim"))
-    console.print(Text("`splitfg show EXPERIMENT` the protocol.", "dim"))
+    console.print(Text("`splitfg ls EXPERIMENT` lists its presets, `splitfg ls 'EXPERIMENT/a*'` some,", "dim"))
+    console.print(Text("`splitfg show EXPERIMENT` prints its protocol.", "dim"))
 
 
 def _overview_row(experiment: Experiment, group: Sequence[Standing]) -> tuple[str | Text, ...]:

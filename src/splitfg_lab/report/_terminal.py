@@ -61,9 +61,9 @@ def _print_summary(rows: Sequence[SummaryRow], console: Console) -> None:
     table = Table("summary", "Headline results", SUMMARY_COLUMNS, ())
     labelled = tuple(RowView(f"{row.label} ({row.better} is better)", row.cells) for row in rows)
     _print_filled(TableView(table, columns, labelled, (), None), console)
-    for row in rows:
-        if row.beyond:
-            console.print(Text(f"Beyond the paper, {row.label}: {row.beyond}.", style=_QUIET))
+    beyond = {row.beyond: [r.label for r in rows if r.beyond == row.beyond] for row in rows if row.beyond}
+    for method, labels in beyond.items():
+        console.print(Text(f"Beyond the paper: {method}. In: {'; '.join(labels)}.", style=_QUIET))
     console.print()
 
 
