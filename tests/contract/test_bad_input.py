@@ -1,5 +1,7 @@
 """What cannot work is refused early, all of it in one error, with what to do."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -82,19 +84,9 @@ class TestBatches:
         assert words in problem
         assert "classes are 0..2" in problem
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            pytest.param(
-                n,
-            )
-            if n in ("forward_gradient", "evolution")
-            else n
-            for n in ESTIMATORS
-        ],
-    )
+    @every_estimator
     def test_targets_out_of_range_in_a_later_part(self, name):
-        estimator = type(ESTIMATORS[name])(**{**vars(ESTIMATORS[name]), "micro_batch": 2})
+        estimator = replace(ESTIMATORS[name], micro_batch=2)
         (problem,) = refused(estimator, linear_split(), rows(), torch.tensor([0, 1, 2, 1, 9]))
         assert "9" in problem
 
