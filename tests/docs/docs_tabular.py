@@ -78,10 +78,10 @@ def future_gain(data: str, metric: str) -> Value:
     return value
 
 
-STEP_METHODS = ("split_fg", "activity_fg_k1", "learned_feedback")
+STEP_METHODS = ("split_fg", "activity_fg", "learned_feedback")
 
 
-STEP_TABLES = {"otto": "accuracy", "california": "rmse", "house_16h": "rmse"}
+STEP_TABLES = {"otto": "accuracy", "california": "rmse", "house_16h": "rmse", "diamond": "rmse"}
 
 
 def step_scale(data: str, method: str, how: str) -> float:
