@@ -11,7 +11,7 @@ QUICK := $(addprefix tests/,oracle/test_heads.py oracle/test_engines.py oracle/t
 	oracle/test_estimator_formulas.py contract/test_estimator_contract.py contract/test_split_refusals.py \
 	contract/test_imports.py contract/test_testing.py oracle/test_feedback.py oracle/test_learned_feedback.py \
 	oracle/test_closed_forms.py oracle/test_map_rules.py unit/test_gradient_learner.py unit/test_optimizers.py unit/test_tangents.py \
-	unit/test_theory.py unit/test_training.py unit/test_report_tables.py unit/test_runs_config.py \
+	unit/test_theory.py unit/test_training.py unit/test_report_tables.py unit/test_report_costs.py unit/test_runs_config.py \
 	docs/test_numbers.py docs/test_repository.py)
 
 .PHONY: demo test quick float64 docs coverage lint format bench plant-bugs clean

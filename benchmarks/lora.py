@@ -116,18 +116,11 @@ def _built(sizes: Sizes, device: torch.device, rows: int, length: int) -> tuple[
     return splitfg.split(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
-def _learner(estimator: Estimator, network: splitfg.Split, batch: Batch) -> Step:
-    optimizer = torch.optim.Adam(_trained(network.model), lr=1e-4)
-    learner = splitfg.GradientLearner(network, estimator, optimizer)
-    generator = torch.Generator(batch["input_ids"].device).manual_seed(0)
-    return lambda: learner.step(batch, generator=generator)
-
-
-def _captured(estimator: Estimator, network: splitfg.Split, batch: Batch) -> Step:
-    """Return the step of a compiled learner, which a CUDA graph replays."""
+def _learner(estimator: Estimator, network: splitfg.Split, batch: Batch, *, captured: bool = False) -> Step:
+    """Return the step of a learner, in eager code, or compiled and replayed by a CUDA graph."""
     optimizer = torch.optim.Adam(_trained(network.model), lr=1e-4)
     eager = splitfg.GradientLearner(network, estimator, optimizer)
-    learner = splitfg.CapturedLearner(eager, horizon=1000)
+    learner = splitfg.CapturedLearner(eager, horizon=1000) if captured else eager
     generator = torch.Generator(batch["input_ids"].device).manual_seed(0)
     return lambda: learner.step(batch, generator=generator)
 
@@ -183,9 +176,8 @@ METHODS: dict[str, Callable[[splitfg.Split, Batch], Step]] = {
 }
 """Every method in eager code, by name: from a network and a batch to its training step."""
 CAPTURED: dict[str, Callable[[splitfg.Split, Batch], Step]] = {
-    "backprop, closed head, captured": partial(_captured, splitfg.Backprop(closed_head=True)),
-    "SplitFG, K=1, captured": partial(_captured, splitfg.SplitFG(K=1, lean=True)),
-    "SplitFG, K=4, captured": partial(_captured, splitfg.SplitFG(K=4, lean=True)),
+    f"{name}, captured": partial(METHODS[name], captured=True)
+    for name in ("backprop, closed head", "SplitFG, K=1", "SplitFG, K=4")
 }
 """Compiled methods that a CUDA graph replays; not for a CPU, where memory of compiled code is not counted."""
 

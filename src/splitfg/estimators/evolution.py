@@ -53,6 +53,7 @@ class EvolutionStrategy(DrawsByLaw):
             found.append(f"sigma must be positive, got {self.sigma}")
         raise_if(found)
         engine = CentralDifference(step=self.sigma)
+        # here and not in every call: torch 2.11 compiles no call that constructs it
         over_all = ForwardGradient(self.K, self.law, engine, micro_batch=self.micro_batch)
         object.__setattr__(self, "_over_all", over_all)
 

@@ -113,8 +113,10 @@ class Split(SplitParameters):
         Raises:
             SplitError: If there are problems.
         """
+        if not self.check:
+            return
         in_this_mode = (key, self.training_flags())
-        if self.check and in_this_mode not in self._validated:
+        if in_this_mode not in self._validated:
             with preserved(self.trunk, self.head, self.model):
                 raise_if(problems())
             self._validated.add(in_this_mode)
