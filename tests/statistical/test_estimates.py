@@ -34,7 +34,7 @@ from splitfg import (
     split,
     theory,
 )
-from splitfg.models import TabM
+from splitfg.models import GPT, GPTConfig, TabM
 
 DRAWS, K = 600, 3
 
@@ -95,6 +95,18 @@ def test_activity_tangents(name):
         together = draw(ActivityFG(K, Activities(s.trunk.activities().layers)), s, x, y, names)
         assert fair(together, g)
         assert total < 0.5 * (together - g).square().sum(1).mean()
+
+
+def test_activity_tangents_of_a_gpt():
+    """Unbiased for the layers of the blocks, with a score for every sequence; tables keep their values."""
+    config = GPTConfig(layers=1, width=4, heads=2, context=3, vocab=5)
+    trunk = GPT(config, generator=generator()).double()
+    s = Split(trunk, LinearHead(trunk.tied_linear()), tied="exclude")
+    x, y = torch.randint(0, 5, (2, 2, 3), generator=generator())
+    estimate = ActivityFG(K)(s, x, y, generator=generator())
+    names = [name for name in trunk_names(s) if "blocks" in name or "norm" in name]
+    assert set(trunk_names(s)) - set(estimate.grads) == set(trunk_names(s)) - set(names) == {"trunk.position"}
+    assert fair(draw(ActivityFG(K), s, x, y, names), flat(exact(s, x, y), names))
 
 
 def members_split():

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import skip_init
 
 from splitfg.models._init import linear
-from splitfg.sites import BlockPath, PathBlock, ResidualPath
+from splitfg.sites import Activities, BlockPath, PathBlock, ResidualPath
 
 INIT_STD = 0.02
 """GPT-2's standard deviation of initial weights."""
@@ -231,6 +231,15 @@ class GPT(nn.Module):
         """Return the residual stream: the token table with the positions, then two writers per block."""
         writers = [f"blocks.{i}.{name}" for i in range(self.config.layers) for name in ("attention.proj", "mlp.out")]
         return ResidualPath(("token", *writers), top="norm", added={"position": "token"})
+
+    def activities(self) -> Activities:
+        """Return the sites of activity tangents: every layer of the blocks; both tables keep their values.
+
+        Attention mixes the tokens of a sequence, so a score belongs to a whole sequence.
+        """
+        names = ("norm1", "attention.qkv", "attention.proj", "norm2", "mlp.fc", "mlp.out")
+        layers = (f"blocks.{i}.{name}" for i in range(self.config.layers) for name in names)
+        return Activities(tuple(layers), top="norm")
 
     def block_path(self) -> BlockPath:
         """Return attention and feed-forward layer of every block, each with its norm, on the residual stream."""

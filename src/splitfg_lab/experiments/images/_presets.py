@@ -41,7 +41,7 @@ from splitfg_lab.experiments.spec import Preset
 
 FIVE, TWO = (0, 1, 2, 3, 4), (0, 1)
 RHOS = (1.0, 0.3, 0.1, 0.03)
-TANGENTS = {"cifar10": (4, 16, 64, 256), "cifar100": (4, 16, 64)}
+TANGENTS = {"cifar10": (1, 4, 16, 64, 256), "cifar100": (4, 16, 64)}
 APART = ((4, 1.0), (4, 0.1), (64, 1.0), (64, 0.1))
 LONGER = ((64, 1.0), (64, 0.1))
 DIRECT_LONGER = (1.0, 0.1)

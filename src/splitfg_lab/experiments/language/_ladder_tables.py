@@ -21,9 +21,10 @@ from splitfg_lab.experiments.language._ladder import (
 )
 from splitfg_lab.experiments.spec import Cell, Curves, Row, Sweep, Table
 
-EARLIER = (  # label, preset with the 10% budget and one epoch, critical path
+EARLIER: tuple[tuple[str, str, str | None, str], ...] = (  # label, preset with the 10% budget and one epoch, waits
     ("Frozen trunk, exact head", "frozen-10", "frozen", "n"),
     ("Split-FG, K = 4, rho = 0.1", "split_fg-k4-rho0.1-10", "split_fg-k4-rho0.1", "2n"),
+    ("Activity tangents, K = 8, rho = 0.01", "activity-k8-rho0.01-10", None, "2n"),
     ("Direct path, rho = 0.03, eps 1e-08", "direct-rho0.03-10", "direct-rho0.03", "n"),
     ("Maps to the writers, rho = 0.03, eps 1e-08", "direct-maps-rho0.03-10", "direct-maps-rho0.03", "2n"),
 )
@@ -80,7 +81,8 @@ def _ladder(corpus: str) -> Table:
         tuple(rows),
         "lower",
         note="Not in the paper. Adam's eps is 1e-06 (maps to the writers: 1e-05) where the row does not name it. All"
-        " but the frozen trunk and Split-FG train the token table as lookup too. Over the bigram's divides by the"
+        " but the frozen trunk, Split-FG and activity tangents train the token table as lookup too, and activity"
+        " tangents do not train positions. Over the bigram's divides by the"
         " perplexity of the interpolated bigram on the same corpus, over backprop's by that of the last row. Costs are"
         " per step of the runs with the 10% budget; times are those of language_cost/ladder, compiled and captured"
         " steps that take turns in one process. The critical path counts what must wait for what, for n blocks on as"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from splitfg.recipes import (
     SGD,
+    ActivityMethod,
     Adam,
     AdamW,
     BackpropMethod,
@@ -47,6 +48,7 @@ VARIED: tuple[tuple[Literal["gpt2", "torch"], bool], ...] = (("gpt2", True), ("t
 VARIED_RHOS = (0.003, 0.03, 0.1, 0.3)
 DIRECT_RHOS = (1.0, 0.3, 0.1, 0.03, 0.01)
 OTHER_LOOKUP_RHOS = (0.1, 0.03)
+ACTIVITY_RHOS = (0.1, 0.03, 0.01)
 DIRECT: dict[str, tuple[str, FeedbackRecipe]] = {
     "direct": ("Direct path", IdentityFeedback()),
     "direct-maps": ("Direct path, mean-Jacobian maps", MeanJacobianFeedback()),
@@ -77,6 +79,11 @@ def direct(feedback: str, rho: float) -> str:
     return f"{feedback}-rho{rho:g}"
 
 
+def activity(rho: float) -> str:
+    """Return the name of a preset of activity tangents."""
+    return f"activity-k8-rho{rho:g}"
+
+
 def other_lookup(preset: str) -> str:
     """Return the name of a preset with the other policy for the token table as lookup: trained or not."""
     return f"{preset}-other-lookup"
@@ -101,7 +108,7 @@ def presets() -> tuple[Preset, ...]:
     """Return all presets, each name once."""
     full = [*_baselines(), *_split_fg(), *_variations(), *_varied(), *_direct()]
     tenths = [_tenth(p) for p in full if tenth(p.name) == f"{p.name}-10"]
-    screens = [*_more_tangents(), *_other_lookup(), *_pure_fg_screening(), *_backprop_screening()]
+    screens = [*_more_tangents(), *_activity(), *_other_lookup(), *_pure_fg_screening(), *_backprop_screening()]
     found: dict[str, Preset] = {}
     for p in [*full, *tenths, *screens, *ladder_presets()]:
         found.setdefault(p.name, p)
@@ -165,6 +172,13 @@ def _more_tangents() -> Iterator[Preset]:
     for K in TANGENTS:
         for rho in TUNED_RHOS:
             yield _tenth(Preset(split_fg(K, rho), _title(K, rho), Language(_method(K), rho=rho)))
+
+
+def _activity() -> Iterator[Preset]:
+    """Yield activity tangents with a score for every sequence, with the 10% budget."""
+    for rho in ACTIVITY_RHOS:
+        title = f"Activity tangents, K = 8, rho = {rho:g}"
+        yield _tenth(Preset(activity(rho), title, Language(ActivityMethod(K=8), rho=rho)))
 
 
 def _varied() -> Iterator[Preset]:
