@@ -15,7 +15,7 @@ from pages import replace_page
 from sphinx.application import Sphinx
 
 from splitfg_lab.compatibility import UPDATES, page as compatibility_page, read_rows
-from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment
+from splitfg_lab.experiments import EXPERIMENTS, Cell, Curves, Experiment
 from splitfg_lab.report import report_markdown, write_figures
 
 DOCS = Path(__file__).parents[1]
@@ -55,8 +55,9 @@ def page(experiment: Experiment) -> str:
 
 
 def _borrowed(experiment: Experiment) -> list[Experiment]:
-    """Return the other experiments whose numbers the tables of this one show."""
+    """Return the other experiments whose numbers the tables and figures of this one show."""
     cells = [cell for table in experiment.tables for row in table.rows for cell in row.cells if isinstance(cell, Cell)]
+    cells += [cell for figure in experiment.figures if isinstance(figure, Curves) for _, cell in figure.step_ms]
     names = {cell.preset.partition("/")[0] for cell in cells if "/" in cell.preset}
     return [other for other in EXPERIMENTS if other.name in names]
 
@@ -66,7 +67,7 @@ def _records(experiment: Experiment) -> Path:
 
 
 def _tables(experiment: Experiment) -> str:
-    """The report's Markdown below the experiment's own heading; reads no results but those that its tables show."""
+    """The report's Markdown below the experiment's own heading; reads no results but those that its page shows."""
     shown = [experiment, *_borrowed(experiment)]
     with tempfile.TemporaryDirectory() as folder:
         for path in filter(Path.exists, map(_records, shown)):
@@ -79,10 +80,11 @@ def _tables(experiment: Experiment) -> str:
 
 
 def _figures(experiment: Experiment) -> list[str]:
-    drawn = write_figures(Path("no-runs"), RESULTS, FIGURES, experiment.name, [experiment])
+    shown = [experiment, *_borrowed(experiment)]
+    drawn = write_figures(Path("no-runs"), RESULTS, FIGURES, experiment.name, shown)
     titles = {figure.key: figure.title for figure in experiment.figures}
-    shown = [f"```{{figure}} /_static/figures/{path.name}\n{titles[path.stem]}\n```" for path in drawn]
-    return ["## Figures", *shown] if shown else []
+    figures = [f"```{{figure}} /_static/figures/{path.name}\n{titles[path.stem]}\n```" for path in drawn]
+    return ["## Figures", *figures] if figures else []
 
 
 def _protocol(experiment: Experiment) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from splitfg.errors import DataError
-from splitfg_lab.experiments import EXPERIMENTS, Cell, Experiment, Preset, Sweep
+from splitfg_lab.experiments import EXPERIMENTS, Cell, Curves, Experiment, Preset, Sweep
 from splitfg_lab.runs import RunError, RunFolder, execute, from_json, override, to_json
 from splitfg_lab.runs.config import flatten
 from splitfg_lab.runs.results import read_results
@@ -76,6 +76,18 @@ def test_tables_and_figures_name_presets_that_exist(experiment: Experiment) -> N
         if isinstance(figure, Sweep):
             for name in figure.presets:
                 assert isinstance(field(to_json(experiment.preset(name).config), figure.field), int | float)
+
+
+@pytest.mark.parametrize("experiment", EACH)
+def test_step_times_of_figures_are_recorded(experiment: Experiment) -> None:
+    for figure in experiment.figures:
+        if isinstance(figure, Curves) and figure.step_ms:
+            assert {name for name, _ in figure.step_ms} <= set(figure.presets)
+            for _, cell in figure.step_ms:
+                other, _, preset = cell.preset.partition("/")
+                runs = read_results(Path(__file__).parents[2] / "results" / f"{other}.json")
+                assert [run for run in runs if run.report.preset == preset and cell.metric in run.report.metrics]
+                assert preset in {p.name for e in EXPERIMENTS if e.name == other for p in e.presets}
 
 
 @pytest.mark.parametrize("experiment", EACH)

@@ -130,6 +130,14 @@ class TestPresets:
         assert {c.preset for c in cells} == {p.name for p in EXPERIMENT.presets}
         assert {c.against for c in cells if isinstance(c, Paired)} <= {p.name for p in EXPERIMENT.presets}
 
+    def test_timed_steps_are_those_of_the_presets(self):
+        (figure,) = (f for f in EXPERIMENT.figures if f.key == "images-cifar10-time")
+        assert [name for name, _ in figure.step_ms] == list(figure.presets)
+        for name, cell in figure.step_ms:
+            config, timed = (EXPERIMENT.preset(n).config for n in (name, cell.metric.removeprefix("ms/")))
+            budget = {field: getattr(config, field) for field in ("steps", "horizon", "checkpoints")}
+            assert replace(timed, **budget) == config
+
     def test_tangents_that_ride_together_fill_512_mib(self):
         for setting, width in ((CIFAR10, 16_384), (CIFAR100, 65_536)):
             assert setting.together * 128 * width * 4 == 512 * 2**20

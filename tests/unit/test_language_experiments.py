@@ -245,6 +245,21 @@ class TestCost:
         assert set(TIMED.values()) <= set(LADDER)
         assert set(TIMED) <= {preset.name for preset in EXPERIMENT.presets}
 
+    def test_timed_steps_of_the_figure_are_those_of_its_presets(self):
+        (figure,) = (f for f in EXPERIMENT.figures if f.key == "language-k-time")
+        assert [name for name, _ in figure.step_ms] == list(figure.presets)
+        cost = Cost()
+        for name, cell in figure.step_ms:
+            config = EXPERIMENT.preset(name).config
+            assert isinstance(config, Language)
+            ours, timed = config.method.build(), parse(cell.metric.removeprefix("ms/"), cost.block)
+            # all tangents at once
+            assert timed.estimator == (replace(ours, engine=ForwardMode(ours.K)) if isinstance(ours, SplitFG) else ours)
+            assert isinstance(ours, FrozenTrunk) or ours.engine == ForwardMode(None)
+            assert type(timed.optimizer) is type(config.optimizer)
+            ran = (config.model, config.batch, config.block, config.tied, config.step, config.matmul)
+            assert ran == (cost.model, cost.batch, 2**timed.block, timed.tied, cost.step, cost.matmul)
+
     def test_ratios_are_to_plain_backprop(self):
         assert slowdowns({"ms/backprop": 2.0, "ms/a": 3.0}) == {"ratio/backprop": 1.0, "ratio/a": 1.5}
         assert slowdowns({"ms/a": 3.0}) == {}

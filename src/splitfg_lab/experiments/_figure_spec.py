@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from splitfg_lab.experiments._table_spec import Cell
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -15,6 +17,8 @@ class Curves:
             to itself and all ran on one kind of device.
         references: Horizontal lines: label and value.
         y_label: Words for the metric; the report has defaults for common metrics.
+        step_ms: Presets, each with the cell (usually of another experiment) that holds the milliseconds of its step.
+            If given, the x axis is time: steps times these. A report leaves out presets whose step was not timed.
     """
 
     key: str
@@ -26,6 +30,11 @@ class Curves:
     log_y: bool = False
     references: tuple[tuple[str, float], ...] = ()
     y_label: str = ""
+    step_ms: tuple[tuple[str, Cell], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.step_ms and self.x != "step":
+            raise ValueError(f"figure {self.key}: step times scale the axis of steps; leave out x={self.x!r}")
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def write_figures(
         results: The folder of recorded results files; may be missing.
         out: The folder to write into; created if missing.
         experiment: The name of the experiment.
-        experiments: The experiments to look it up in; all by default.
+        experiments: The experiments to read, among them those whose times the figures use; all by default.
 
     Returns:
         The files written.
@@ -121,16 +121,15 @@ def write_figures(
     Raises:
         RunError: The folder cannot be written to.
     """
-    from splitfg_lab.report._figures import view_figure
+    from splitfg_lab.report._figures import view_figures
 
     (view,) = view_report(runs, results, experiments).only(experiment).experiments
     make_folder(out)
     written = []
-    for figure in view.experiment.figures:
-        svg = view_figure(figure, view.experiment, view.groups).svg
-        if svg is not None:
-            written.append(out / f"{figure.key}.svg")
-            write_atomic(written[-1], svg.encode())
+    for drawn in view_figures(view):
+        if drawn.svg is not None:
+            written.append(out / f"{drawn.figure.key}.svg")
+            write_atomic(written[-1], drawn.svg.encode())
     return written
 
 

@@ -11,8 +11,10 @@ from splitfg_lab.report._groups import PresetRuns
 from splitfg_lab.report._matrices import confusions, draw_confusions, draw_filters, filter_rows
 from splitfg_lab.report._plots import all_references, plot, visible_references
 from splitfg_lab.report._series import Drawing, curve_drawing, for_logarithms, sweep_drawing
+from splitfg_lab.report._step_times import step_time_note, step_time_problems
 from splitfg_lab.report._svg import render
 from splitfg_lab.report._times import timing_problems
+from splitfg_lab.report._views import ExperimentView
 
 _NO_MATRIX = "No run recorded the matrices that this figure needs."
 
@@ -26,8 +28,14 @@ class FigureView:
     notes: tuple[str, ...]
 
 
+def view_figures(view: ExperimentView) -> list[FigureView]:
+    """Draw all figures of an experiment."""
+    groups = {**view.everywhere, **view.groups}
+    return [view_figure(figure, view.experiment, groups) for figure in view.experiment.figures]
+
+
 def view_figure(figure: Figure, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> FigureView:
-    """Draw a figure from the runs of its experiment."""
+    """Draw a figure from the runs of its experiment, by preset, and of others, as ``EXPERIMENT/PRESET``."""
     salt = f"{experiment.name}-{figure.key}"
     if isinstance(figure, Confusion):
         return _view_confusion(figure, groups, salt)
@@ -49,7 +57,8 @@ def _view_lines(
     svg = render(draw, label=figure.title, salt=salt) if has_ours else None
     shown = visible_references(figure)
     hidden = [label for label, value in all_references(figure) if (label, value) not in shown]
-    return FigureView(figure, svg, (*drawing.notes, *(f"{label}: not above zero, left out." for label in hidden)))
+    left_out = (*drawing.notes, *(f"{label}: not above zero, left out." for label in hidden))
+    return FigureView(figure, svg, (*_time_notes(figure, groups), *left_out))
 
 
 def _lines(figure: Curves | Sweep, experiment: Experiment, groups: Mapping[str, PresetRuns]) -> Drawing:
@@ -59,9 +68,15 @@ def _lines(figure: Curves | Sweep, experiment: Experiment, groups: Mapping[str, 
 
 
 def _time_problems(figure: Curves | Sweep, groups: Mapping[str, PresetRuns]) -> list[str]:
-    if not isinstance(figure, Curves) or figure.x == "step":
-        return []
-    return timing_problems([run for name in figure.presets for run in groups[name].runs])
+    if isinstance(figure, Curves) and figure.step_ms:
+        return step_time_problems(figure, groups)
+    if isinstance(figure, Curves) and figure.x == "wall_s":
+        return timing_problems([run for name in figure.presets for run in groups[name].runs])
+    return []
+
+
+def _time_notes(figure: Curves | Sweep, groups: Mapping[str, PresetRuns]) -> list[str]:
+    return [step_time_note(figure, groups)] if isinstance(figure, Curves) and figure.step_ms else []
 
 
 def _view_confusion(figure: Confusion, groups: Mapping[str, PresetRuns], salt: str) -> FigureView:

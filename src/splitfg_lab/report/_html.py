@@ -7,10 +7,10 @@ import hashlib
 from importlib import resources
 
 from splitfg_lab.experiments.spec import SUMMARY_COLUMNS
-from splitfg_lab.report._figures import FigureView, view_figure
+from splitfg_lab.report._figures import view_figures
 from splitfg_lab.report._methods import COLOURS, colour_number
 from splitfg_lab.report._table_view import PINNED
-from splitfg_lab.report._views import ExperimentView, ReportView
+from splitfg_lab.report._views import ReportView
 from splitfg_lab.report._words import AUTHORS, PAPER
 
 
@@ -25,7 +25,7 @@ def render_html(report: ReportView) -> str:
     )
     return environment.get_template("report.html").render(
         report=report,
-        figures={view.experiment.name: _figures(view) for view in report.experiments},
+        figures={view.experiment.name: view_figures(view) for view in report.experiments},
         colours=COLOURS,
         paper=PAPER,
         authors=AUTHORS,
@@ -34,7 +34,3 @@ def render_html(report: ReportView) -> str:
         # browsers run no script but the page's own
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _figures(view: ExperimentView) -> list[FigureView]:
-    return [view_figure(figure, view.experiment, view.groups) for figure in view.experiment.figures]

@@ -14,6 +14,7 @@ from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset
 from splitfg_lab.report._groups import PresetRuns, metric_summary
 from splitfg_lab.report._methods import method_in, method_of, method_titled
 from splitfg_lab.report._numbers import Summary, is_usable
+from splitfg_lab.report._step_times import step_times
 from splitfg_lab.report._words import metric_words
 from splitfg_lab.runs.results import RunRecord
 
@@ -60,11 +61,14 @@ def curve_drawing(figure: Curves, groups: Mapping[str, PresetRuns]) -> Drawing:
     """Return learning curves: the mean over finished runs, and every run that diverged up to its last point."""
     series: list[Series] = []
     notes: list[str] = []
+    times = step_times(figure, groups)
     for index, name in enumerate(figure.presets):
         method = method_of(groups[name].preset.config)
         lines = [dataclasses.replace(line, method=method) for line in _preset_curves(index, figure, groups[name])]
+        if figure.step_ms:
+            lines = [_in_seconds(line, times[name]) for line in lines if name in times]
         series += lines
-        notes += _curve_notes(groups[name], drawn=bool(lines))
+        notes += _curve_notes(groups[name], drawn=bool(lines), timed=name in times or not figure.step_ms)
     return Drawing(tuple(series), tuple(notes))
 
 
@@ -160,6 +164,11 @@ def _preset_curves(index: int, figure: Curves, group: PresetRuns) -> list[Series
     return lines
 
 
+def _in_seconds(line: Series, ms: float) -> Series:
+    """Return the line over time instead of steps, for steps of ``ms`` milliseconds."""
+    return dataclasses.replace(line, x=tuple(step * ms / 1000 for step in line.x))
+
+
 def _points(run: RunRecord, figure: Curves) -> dict[float, tuple[float, float]]:
     """Return the position on the x axis and the value, by step."""
     return {
@@ -224,8 +233,9 @@ def _paper_values(experiment: Experiment) -> dict[tuple[str, str], Paper]:
     }
 
 
-def _curve_notes(group: PresetRuns, *, drawn: bool) -> list[str]:
-    missing = "no curve that all its runs recorded" if group.runs else "not run"
+def _curve_notes(group: PresetRuns, *, drawn: bool, timed: bool) -> list[str]:
+    unseen = "no curve that all its runs recorded" if timed else "its step was not timed"
+    missing = unseen if group.runs else "not run"
     return [*([] if drawn else [f"{group.preset.title}: {missing}."]), *_left_out(group)]
 
 

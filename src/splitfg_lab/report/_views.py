@@ -23,6 +23,7 @@ class ExperimentView:
         tables: Its tables, filled.
         costs: The cost of its runs.
         groups: Its runs by preset, for the figures.
+        everywhere: The runs of all experiments of the report, as ``EXPERIMENT/PRESET``, for the figures.
         done: How many of the planned runs (every seed of every preset) have ended, diverged ones included.
         planned: The number of planned runs.
         diverged: Names of runs that diverged, and why.
@@ -34,6 +35,7 @@ class ExperimentView:
     tables: tuple[TableView, ...]
     costs: CostTable | None
     groups: dict[str, PresetRuns]
+    everywhere: Mapping[str, PresetRuns]
     done: int
     planned: int
     diverged: tuple[tuple[str, str], ...]
@@ -106,6 +108,7 @@ def _view_experiment(
         tables=tuple(view_table(_within(table, everywhere), {**everywhere, **groups}) for table in experiment.tables),
         costs=view_costs(groups),
         groups=groups,
+        everywhere=everywhere,
         done=sum(_done(group) for group in groups.values()),
         planned=sum(len(preset.seeds) for preset in experiment.presets),
         diverged=tuple((run.name, run.report.message) for run in made if run.report.status == "diverged"),

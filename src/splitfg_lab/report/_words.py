@@ -29,12 +29,13 @@ _FIELDS: Final = {
     "rho": "trunk step scale rho",
 }
 _X: Final = {"step": "training step", "wall_s": "time, seconds"}
+_TIMED: Final = "time, seconds (steps times measured step time)"
 
 
 def axis_labels(figure: Curves | Sweep) -> tuple[str, str]:
     """Return the labels of the x and y axes."""
     if isinstance(figure, Curves):
-        return _X[figure.x], figure.y_label or metric_words(figure.metric)
+        return _TIMED if figure.step_ms else _X[figure.x], figure.y_label or metric_words(figure.metric)
     y = figure.y_label or ", ".join(figure.labels or map(metric_words, figure.metrics))
     return figure.x_label or field_words(figure.field), y
 

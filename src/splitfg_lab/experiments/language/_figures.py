@@ -6,7 +6,7 @@ from splitfg_lab.experiments.language._ladder import rung
 from splitfg_lab.experiments.language._ladder_tables import ladder_figures
 from splitfg_lab.experiments.language._paper_results import BEST, FROZEN_PAPER, MAIN, NAIVE, PURE_PAPER, perplexity
 from splitfg_lab.experiments.language._presets import PAPER_TANGENTS, RHOS, TANGENTS, split_fg, tenth
-from splitfg_lab.experiments.spec import Curves, Headline, Sweep
+from splitfg_lab.experiments.spec import Cell, Curves, Headline, Sweep
 
 
 def figures() -> tuple[Curves | Sweep, ...]:
@@ -20,7 +20,13 @@ def figures() -> tuple[Curves | Sweep, ...]:
         Curves("language-moved", "How far the trunk has moved", control, "trunk_moved", log_y=True),
         Curves("language-k-steps", "Tangent count, by step", tangents, "val_ppl", log_y=True, references=paper),
         Curves(
-            "language-k-time", "Tangent count, by time", tangents, "val_ppl", "wall_s", log_y=True, references=paper
+            "language-k-time",
+            "Tangent count, by time",
+            tangents,
+            "val_ppl",
+            log_y=True,
+            references=paper,
+            step_ms=_step_times(),
         ),
         Curves("language-k-tuned-steps", "Tangent count at rho = 0.1, 10% budget", tuned, "val_ppl", log_y=True),
         Sweep(
@@ -42,6 +48,15 @@ def figures() -> tuple[Curves | Sweep, ...]:
             labels=("Split-FG, K = 4",),
         ),
         *ladder_figures(),
+    )
+
+
+def _step_times() -> tuple[tuple[str, Cell], ...]:
+    """Return where the steps of the frozen trunk and of K tangents at once were timed."""
+    variants = {split_fg(K, 0.03): f"split_fg-k{K}-chunk{K}" for K in PAPER_TANGENTS}
+    return tuple(
+        (name, Cell("language_cost/compiled", f"ms/{variant}"))
+        for name, variant in {"frozen": "frozen", **variants}.items()
     )
 
 
