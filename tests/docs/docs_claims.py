@@ -21,6 +21,9 @@ from docs_networks import (
     epochs_s,
     frozen_torch,
     image_cost,
+    image_mib,
+    jump,
+    ladder_mib,
     layer_mib,
     mean_top1,
     mib,
@@ -37,7 +40,7 @@ from docs_networks import (
     top1,
     toy,
 )
-from docs_records import Value, recorded, reports
+from docs_records import Value, recorded, reports, runs_of
 from docs_tabular import (
     CLASSES,
     LOCAL,
@@ -63,6 +66,8 @@ from docs_tabular import (
 
 from splitfg_lab.experiments.images import EXPERIMENT as IMAGES
 from splitfg_lab.experiments.tabular._sets import DATA
+
+PULLED = ("pull-maps-rho0.1", "pull2-maps-rho0.1", "pull4-maps-rho0.1")
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,9 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("backprop has {}%, the frozen trunk {}% and Split-FG {}%, less than", top1("cifar100-backprop-l2"),
               top1("cifar100-frozen-l2"), top1("cifar100-split_fg-l2")),
         claim("Clipped apart, Split-FG has {}% there", top1("cifar100-split_fg-l2-apart")),
+        claim("have {}% and {}% after 60 epochs with seed 0 (the paper: {}% and {}%)", top1("cifar10-pure_fg"),
+              top1("cifar10-es"), 29.5, 29.3),
+        *fixed("on the whole ResNet-20 have"),
         claim("has {}% on CIFAR-10 (the paper: {}%)", top1("cifar10-predictive_coding"), 40.7),
         claim("Forward-Forward has {}% ({}%). The Hopfield memory has {}%", top1("cifar10-forward_forward"), 48.8,
               top1("cifar10-hopfield")),
@@ -168,6 +176,14 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("ResNet-20, by passes {} times, and two pulls {} times", image_cost("ratio/resnet20-learned"),
               image_cost("ratio/resnet20-pull2")),
         *fixed("TF32", "one H200"),
+    ),
+    "docs/notes/images_memory.md": (
+        claim("one by one peaks at {} MiB on the flat head in a compiled step, backprop on the same network at {},",
+              image_mib("split_fg-chunk1"), image_mib("flat-backprop")),
+        claim("with checkpointing at {}.", image_mib("flat-checkpointed")),
+        claim("whole ResNet-20 backprop peaks at {} MiB, with checkpointing at {}, learned feedback at {},",
+              image_mib("backprop"), image_mib("backprop-checkpointed"), image_mib("learned-layers")),
+        claim("pure FG one by one at {} and Split-FG at {}.", image_mib("pure_fg-chunk1"), image_mib("naive-chunk1")),
     ),
     "docs/notes/language.md": (
         *fixed("3.2 M trunk, 12.9 M head parameters", "B = 4, T = 128"),
@@ -202,6 +218,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("own rate ({}), and above tuned backprop ({})", ppl(BACKPROP_10), ppl(TUNED_10)),
         claim("which have {} at the 10% budget, diverge", *seeds("maps-rho0.03-10", 1)),
         claim("and end at {}, above the frozen trunk's {}.", ppl("maps-rho0.03"), ppl("frozen")),
+        *fixed("bounded to 4 they"),
+        claim("between steps {} and {}, and end at {}.", *jump("maps-limited-rho0.03"), ppl("maps-limited-rho0.03")),
         *fixed("to the writers at rho = 0.03"),
         *fixed("gradient is clipped to 0.0001,", "does not help either: with 0.00001", "At the 10% budget this matters",
                "Split-FG at rho = 0.1 with trunk"),
@@ -215,13 +233,15 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         claim("A captured step takes {} ms with layers by themselves and {} with passes, one of backprop {} ms",
               cost("ms/learned-layers"), cost("ms/learned"), cost("ms/backprop")),
         claim("at its peak {} MiB against {}.", peak("learned-layers-rho0.3-10"), peak("tuned-rho0.3-10")),
-        claim("Over the whole epoch it has {}, with layers measured by themselves; tuned backprop has {}.",
-              ppl("learned-layers-rho0.3"), ppl("backprop-tuned")),
-        *fixed("the usual eps of 1e-8", "learned feedback's eps, 1e-6", "12 blocks of width 768"),
+        claim("Over the whole epoch it has {}, with layers measured by themselves;", ppl("learned-layers-rho0.3")),
+        *fixed("Adam with an eps of 1e-6 and rho = 0.3", "the usual eps of 1e-8", "12 blocks of width 768"),
+        claim("has {}. With AdamW", ppl("tuned-rho0.3")),
+        claim("backprop has {} there.", ppl("backprop-tuned")),
         claim("has {} at the 10% budget, two pulls have {}, {} and {}.",
               seeds("pull-maps-rho0.1-10", 1)[0], *seeds("pull2-maps-rho0.1-10", 3)),
-        claim("one pull has {}, {}% above tuned backprop, and two have {}, {}% above", ppl("pull-maps-rho0.1"),
-              over_tuned("pull-maps-rho0.1"), ppl("pull2-maps-rho0.1"), over_tuned("pull2-maps-rho0.1")),
+        claim("one pull has {}, two have {} and four {}: {}%, {}% and {}% above", *map(ppl, PULLED),
+              *map(over_tuned, PULLED)),
+        claim("Four pulls take {} reverse passes", lambda: runs_of("language", PULLED[2])[0].block_backward or 0),
         claim("for {} steps at rho = 0.1: the", steps_of("large-frozen")),
         claim("frozen trunk has {}, maps to the writers {}, one pull {}, tuned backprop {} and two pulls {},",
               ppl("large-frozen"), *(ppl(f"large-{m}-rho0.1") for m in ("maps", "pull-maps", "tuned", "pull2-maps"))),
@@ -245,6 +265,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
               lambda: mib("backprop") - mib("backprop-chunked"), lambda: mib("backprop-chunked") - mib(LEANEST)),
         claim("take {} MiB in all of them", lambda: 3 * 4 * (3_192_320 + 12_916_049) / 2**20),
         *fixed("From 32 to 64 layers"),
+        claim("At 16 blocks, compiled and captured, one pull peaks at {} MiB", ladder_mib("pull-maps")),
+        claim("backprop at {}, with checkpointing and the chunked head at {}", ladder_mib("backprop"),
+              ladder_mib("backprop-both")),
+        claim("learned feedback at {} and maps to the writers at {}", ladder_mib("learned-layers"), ladder_mib("maps")),
         claim("costs Split-FG (lean, one by one) {} MiB", layer_mib(LEAN)),
         claim("costs plain backprop {} MiB", layer_mib("backprop")),
         claim("and {} MiB of activations", lambda: layer_mib("backprop")() - 0.8 * layer_mib(LEAN)()),  # type: ignore[operator]

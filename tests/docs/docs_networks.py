@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from docs_records import Value, bench, by_seed, paper, recorded, reports
+from docs_records import ROOT, Value, bench, by_seed, paper, recorded, reports
+
+from splitfg_lab.runs.results import read_results
 
 TUNED_10, BACKPROP_10 = "backprop-adamw-lr0.0015-rho0.3-10", "backprop-adam-lr0.0015-rho1-10"
 
@@ -58,7 +61,28 @@ def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> V
 
 def over_tuned(preset: str) -> Value:
     """By how many percent a perplexity over the epoch exceeds that of tuned backprop."""
-    return lambda: 100 * (over_frozen(preset, "backprop-tuned")() - 1)  # type: ignore[operator]
+    return lambda: 100 * (over_frozen(preset, "tuned-rho0.3")() - 1)  # type: ignore[operator]
+
+
+def jump(preset: str) -> tuple[Value, Value]:
+    """The steps of the two evaluations between which the perplexity of a run rises the most."""
+
+    def found() -> tuple[float, float]:
+        (run,) = [r for r in read_results(ROOT / "results" / "language.json") if r.report.preset == preset]
+        points = [(p["step"], p["val_nll"]) for p in run.curve if "val_nll" in p]
+        (before, _), (after, _) = max(pairwise(points), key=lambda pair: pair[1][1] - pair[0][1])
+        return before, after
+
+    return (lambda: found()[0]), (lambda: found()[1])
+
+
+def ladder_mib(variant: str) -> Value:
+    return lambda: recorded("language_cost", "ladder-memory-16", f"mib/{variant}")
+
+
+def image_mib(variant: str) -> Value:
+    """Peak of a compiled step on CIFAR-10."""
+    return lambda: recorded("images_memory", "cifar10-compiled", f"mib/{variant}")
 
 
 def top1(preset: str) -> Value:

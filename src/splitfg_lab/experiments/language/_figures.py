@@ -66,7 +66,7 @@ def headlines() -> tuple[Headline, ...]:
         Headline(
             "WikiText-103, GPT small8, one epoch, backprop tuned: validation perplexity",
             {
-                "Backprop": perplexity("backprop-tuned", 75.5),
+                "Backprop": perplexity(rung("tuned", budget=""), 75.5),
                 "Frozen trunk": perplexity("frozen", FROZEN_PAPER[1]),
                 "Pure FG": perplexity("fg-adam-k4", 2884.97),
                 "Split-FG": perplexity(BEST, 365.0),
