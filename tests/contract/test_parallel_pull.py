@@ -31,6 +31,7 @@ ESTIMATORS = {
     "identity": ParallelPull,
     "maps": lambda: ParallelPull(feedback=MeanJacobian()),
     "two pulls": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
+    "groups": lambda: ParallelPull(feedback=MeanJacobian(), group=2),
     "own block": lambda: ParallelPull(feedback=RandomMaps(), own_block=True),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
@@ -51,7 +52,7 @@ def test_keeps_to_the_protocol(name):
     estimate = ESTIMATORS[name]()(s, x, y, generator=generator())
     assert {n: g.shape for n, g in estimate.grads.items()} == {n: p.shape for n, p in s.trained_params().items()}
     stats = estimate.stats
-    assert (stats.trunk_backward, stats.jvps) == (0, int(name in ("maps", "two pulls")))
+    assert (stats.trunk_backward, stats.jvps) == (0, int(name in ("maps", "two pulls", "groups")))
     # four blocks, the last of which needs no second pull
     assert stats.block_backward == (7 if name == "two pulls" else 4)
     assert not stats.forward_only

@@ -3,43 +3,65 @@
 from tools.plant_bugs.bug import Bug
 
 PULLS = "tests/oracle/test_pulls.py"
+GROUPS = "tests/oracle/test_pull_groups.py"
 SKIPS = "tests/oracle/test_skips.py"
 
 BUGS = (
     Bug(
         "a pull that stops one block early",
         "estimators/_pull_pass.py",
-        "deltas = levels[: min(self._pulls, last)]",
-        "deltas = levels[: max(1, min(self._pulls, last) - 1)]",
+        "deltas = at.pulled[:last]",
+        "deltas = at.pulled[: max(1, last - 1)]",
         (f"{PULLS}::TestAsManyPullsAsBlocks::test_are_backprop",),
     ),
     Bug(
         "writers learn from the prediction",
         "estimators/_pull_pass.py",
-        "delta = levels[0 if self._own_block else -1]",
-        "delta = levels[0]",
+        "delta = at.pulled[0] if self._plan.own_block else at.refined[-1]",
+        "delta = at.pulled[0]",
         (f"{PULLS}::test_one_pull_is_the_formula",),
     ),
     Bug(
         "own block learns from the sum",
         "estimators/_pull_pass.py",
-        "delta = levels[0 if self._own_block else -1]",
-        "delta = levels[-1] + 0 * levels[0] if not self._own_block else self._r",
+        "delta = at.pulled[0] if self._plan.own_block else at.refined[-1]",
+        "delta = self._r if self._plan.own_block else at.refined[-1]",
         (f"{PULLS}::test_own_block_takes_the_prediction_for_the_writers_too",),
     ),
     Bug(
         "pulls not added to the stream",
         "estimators/_pull_pass.py",
-        "below = [above + c for above, c in zip(levels[1:], shares, strict=False)]",
-        "below = list(shares)",
+        "return [above + c for above, c in zip(at.refined, shares, strict=False)]",
+        "return list(shares)",
         (f"{PULLS}::test_one_pull_is_the_formula",),
     ),
     Bug(
         "skips carry the whole refinement",
         "estimators/_pull_pass.py",
-        "moved = [after - before for before, after in pairwise(levels[: len(shares) + 1])]",
-        "moved = [after for before, after in pairwise(levels[: len(shares) + 1])]",
+        "moved = [after - before for before, after, _ in",
+        "moved = [after for before, after, _ in",
         (f"{SKIPS}::test_n_pulls_sum_all_paths_through_fewer_than_n_branches",),
+    ),
+    Bug(
+        "a group that begins with every block",
+        "estimators/_pull_pass.py",
+        "if i % self._plan.group:",
+        "if False:",
+        (f"{GROUPS}::test_a_group_of_a_chain_is_one_block",),
+    ),
+    Bug(
+        "a group that pulls the stream without its skip",
+        "estimators/_pull_pass.py",
+        "zip(at.pulled, shares, strict=False)] if residual else shares",
+        "zip(at.pulled, shares, strict=False)] if not residual else shares",
+        (f"{GROUPS}::test_a_group_of_a_residual_stream_is_autograd_from_its_prediction",),
+    ),
+    Bug(
+        "maps between all blocks of a group",
+        "sites/_block_path.py",
+        "for i in range(size, len(self.blocks), size))",
+        "for i in range(1, len(self.blocks)))",
+        (f"{GROUPS}::test_maps_learn_between_groups_alone",),
     ),
     Bug(
         "a skip without its mask",

@@ -25,6 +25,8 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
         found.append(f"stages do not share what {name} draws or learns: use MeanJacobian(), or feedback that is fixed")
     if isinstance(pull.feedback, MeanJacobian) and pull.own_block:
         found.append("stages put no noise below the first block: use own_block=False with learned maps")
+    if pull.group > 1:
+        found.append("the blocks of a stage form no group: use group=1")
     if pull.skips:
         found.append("stages exchange the gradients of chains and residual streams alone: use skips=False")
     if ranks.row_parts != ranks.size:

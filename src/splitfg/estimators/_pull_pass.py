@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -30,18 +30,43 @@ from splitfg.splitting.checks import skip_checks
 from splitfg.types import Params
 
 
+@dataclass(frozen=True)
+class PullPlan:
+    """How often and how blocks are pulled; see :class:`~splitfg.ParallelPull`."""
+
+    pulls: int
+    group: int
+    own_block: bool
+    skips: bool
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients at one point of the stream.
+
+    Attributes:
+        pulled: Gradients that the pulls start from, one for each. At a group's output, D after 0, 1, ... refinements;
+            inside a group, what the group's blocks above have pulled of these.
+        refined: The gradients after 1, 2, ... refinements, which would be at this point if the group ended here.
+    """
+
+    pulled: list[Tensor]
+    refined: list[Tensor]
+
+
 class PullPass:
     """One estimate: goes through the blocks from the last to the first.
 
-    On the way, ``levels[s]`` is the gradient at the present block's output after s refinements. It depends on the pulls
-    of refinement s - 1 alone, so that the order of the blocks does not matter; this one needs the least memory.
+    A refinement depends on the pulls of the refinement before it alone, so that the order of the groups does not
+    matter; this one needs the least memory.
 
     With the share K_i of a block's Jacobian along its skip, a refinement at the block's input is
 
         D_i ← c_i(D_{i+1}) + K_iᵀ (D'_{i+1} - D_{i+1}),
 
     where D'_{i+1} is the refinement at its output: K_i = 0 in a chain, and on a residual stream, whose pulls are of
-    f_i alone, D_i ← c_i(D_{i+1}) + D'_{i+1}.
+    f_i alone, D_i ← c_i(D_{i+1}) + D'_{i+1}. Inside a group the same holds with what the group has pulled in place of
+    D.
     """
 
     def __init__(
@@ -50,17 +75,14 @@ class PullPass:
         path: BlockPath,
         seen: Recording,
         u: Tensor,
-        pulls: int,
-        own_block: bool,
-        skips: bool,
+        plan: PullPlan,
         feedback: Feedback,
         puller: Puller,
         states: Sequence[RandomState] | None = None,
     ) -> None:
         self._trunk, self._path, self._seen = split.trunk, path, seen
         self._split, self._states = split, states
-        self._pulls, self._own_block, self._skips = pulls, own_block, skips
-        self._feedback, self._puller = feedback, puller
+        self._plan, self._feedback, self._puller = plan, feedback, puller
         self._found: Params = {}
         self._r = self._through_top(u)
         self._rows = stream_rows(path, self._r)
@@ -69,15 +91,16 @@ class PullPass:
     def grads(self) -> Params:
         """Return the gradients, by the trunk's names."""
         path, inputs = self._path, block_inputs(self._path, self._seen)
-        levels, y = [self._r] * (self._pulls + 1), self._top_value()
+        at, y = _Gradients([self._r] * self._plan.pulls, [self._r] * self._plan.pulls), self._top_value()
+        groups = path.groups(self._plan.group)
         for i in reversed(range(len(inputs))):
+            last = groups - i // self._plan.group
             with self._as_recorded(i):
-                shares = self._block(inputs[i], levels, last=len(inputs) - i, to_input=i > 0 or bool(path.writers))
+                shares = self._block(inputs[i], at, last=last, to_input=i > 0 or bool(path.writers))
             if i > 0 or path.writers:
-                name = path.blocks[i - 1].name if i > 0 else path.writers[0]
-                levels = self._next(levels, shares, name, inputs[i], y)
+                at = self._next(at, shares, i, inputs[i], y)
             y = inputs[i].x
-        self._bottom(levels[-1])
+        self._bottom(at.refined[-1])
         return self._found
 
     @contextmanager
@@ -90,45 +113,52 @@ class PullPass:
                 stack.enter_context(drawing_from(self._states[block]))
             yield
 
-    def _block(self, given: BlockInput, levels: list[Tensor], *, last: int, to_input: bool) -> list[Tensor]:
+    def _block(self, given: BlockInput, at: _Gradients, *, last: int, to_input: bool) -> list[Tensor]:
         """Pull a block; returns its shares of the gradient at its input, one for every pull that differs.
 
-        The gradient at the output of the block that is ``last`` from the top is exact after as many refinements less
+        The gradient at the output of a group that is ``last`` from the top is exact after as many refinements less
         one, so that further pulls would repeat themselves.
         """
-        deltas = levels[: min(self._pulls, last)]
+        deltas = at.pulled[:last]
         pulled = self._puller(self._trunk, given, deltas if to_input else deltas[-1:], to_input=to_input)
         self.reverse_passes += len(deltas) if to_input else 1
         self._found = added(self._found, pulled.grads)
         writer = given.block.writer
         if writer is not None and pulled.read is not None:
-            delta = levels[0 if self._own_block else -1]
+            delta = at.pulled[0] if self._plan.own_block else at.refined[-1]
             own = layer_gradients(self._trunk.get_submodule(writer), pulled.read, delta)
             self._found = added(self._found, under(writer, own))
         return list(pulled.shares)
 
-    def _next(
-        self, levels: list[Tensor], shares: list[Tensor], name: str, given: BlockInput, y: Tensor
-    ) -> list[Tensor]:
-        """Return the levels at a block's input: the prediction, and the refinement of every pull."""
-        first = self._first(levels[0], name, given, y)
-        if self._own_block:
-            return [first] * len(levels)
-        below = shares
-        if self._path.residual:
-            below = [above + c for above, c in zip(levels[1:], shares, strict=False)]
-        elif self._skips:
-            moved = [after - before for before, after in pairwise(levels[: len(shares) + 1])]
-            below = [c + skip_back(self._trunk, given, y, delta) for c, delta in zip(shares, moved, strict=True)]
-        return [first, *below, *below[-1:] * (self._pulls - len(below))]
+    def _next(self, at: _Gradients, shares: list[Tensor], i: int, given: BlockInput, y: Tensor) -> _Gradients:
+        """Return the gradients at the input of block i, from those at its output and from its shares."""
+        refined = self._refined(at, shares, given, y)
+        refined += refined[-1:] * (self._plan.pulls - len(refined))
+        if i % self._plan.group:
+            residual = self._path.residual
+            pulled = [above + c for above, c in zip(at.pulled, shares, strict=False)] if residual else shares
+            pulled = [*pulled, *pulled[-1:] * (self._plan.pulls - len(pulled))]
+        else:
+            pulled = [self._first(at.pulled[0], i, given, y), *refined[:-1]]
+        return _Gradients(pulled, pulled if self._plan.own_block else refined)
 
-    def _first(self, above: Tensor, name: str, given: BlockInput, y: Tensor) -> Tensor:
-        """Return the prediction at a block's input, from the feedback or from the prediction above."""
-        if self._skips and isinstance(self._feedback, UnchangedFeedback):
+    def _refined(self, at: _Gradients, shares: list[Tensor], given: BlockInput, y: Tensor) -> list[Tensor]:
+        """Return the refinements at a block's input, one for every share."""
+        if self._path.residual:
+            return [above + c for above, c in zip(at.refined, shares, strict=False)]
+        if not self._plan.skips:
+            return list(shares)
+        moved = [after - before for before, after, _ in zip(at.pulled, at.refined, shares, strict=False)]
+        return [c + skip_back(self._trunk, given, y, delta) for c, delta in zip(shares, moved, strict=True)]
+
+    def _first(self, above: Tensor, i: int, given: BlockInput, y: Tensor) -> Tensor:
+        """Return the prediction at the input of block i, from the feedback or from the prediction above."""
+        if self._plan.skips and isinstance(self._feedback, UnchangedFeedback):
             return skip_back(self._trunk, given, y, above)
-        if name in self._path.writers and not self._own_block:
+        if i == 0 and not self._plan.own_block:
             return above
-        return self._predicted(name, given.x)
+        name = self._path.blocks[i - 1].name if i > 0 else self._path.writers[0]
+        return predicted_gradient(self._path, self._feedback, name, self._rows, given.x)
 
     def _bottom(self, delta: Tensor) -> None:
         """Add the gradients of what writes to the bottom of the stream."""
@@ -139,9 +169,6 @@ class PullPass:
         for parameter in self._path.added:
             own = {parameter: added_gradient(delta, self._trunk.get_parameter(parameter))}
             self._found = added(self._found, own)
-
-    def _predicted(self, name: str, x: Tensor) -> Tensor:
-        return predicted_gradient(self._path, self._feedback, name, self._rows, x)
 
     def _top_value(self) -> Tensor:
         """Return x_L."""

@@ -168,6 +168,11 @@ def pull_problems(pulls: object) -> list[str]:
     return [f"pulls must be a whole number of at least 1, got {pulls!r}: without pulls use DirectPath()"]
 
 
+def group_problems(group: object) -> list[str]:
+    """List the problems of a number of blocks in a group."""
+    return [] if _is_count(group) and int(group) >= 1 else [f"group must be at least 1 block, got {group!r}"]
+
+
 def micro_batch_problems(rows: object) -> list[str]:
     """List the problems of a micro-batch size."""
     if rows is None or (_is_count(rows) and int(rows) >= 1):

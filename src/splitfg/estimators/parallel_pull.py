@@ -13,9 +13,9 @@ from splitfg.compiled import Compile, CompiledPuller, CompiledRecorder, with_com
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._pull_pass import PullPass, mean_rows
+from splitfg.estimators._pull_pass import PullPass, PullPlan, mean_rows
 from splitfg.estimators._push import check_tangents
-from splitfg.estimators._settings import kind_problems, pull_problems
+from splitfg.estimators._settings import group_problems, kind_problems, pull_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Complete, Partial, PartNeeds, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
@@ -66,14 +66,19 @@ class ParallelPull:
     With r as the only prediction, D_i ← K_iᵀ D_{i+1} before the first pull, n pulls then sum the exact gradients of
     all paths through at most n - 1 of the f above a block.
 
-    Biased with fewer pulls, by the error of the prediction. Not forward-only: ``stats.block_backward`` counts the
-    reverse passes inside blocks. No reverse pass crosses a block, and memory is that of the stream and one block.
+    Blocks can be taken in groups, such as attention and feed-forward layer of a transformer block. Gradients pass from
+    block to block inside a group, from the prediction at its output, so that a group is pulled as one block would be.
+
+    Biased with fewer pulls than groups, by the error of the prediction. Not forward-only: ``stats.block_backward``
+    counts the reverse passes inside blocks. No gradient passes from group to group, and memory is that of the stream
+    and one block.
 
     Args:
         path: The blocks; by default the trunk's ``block_path()``, or the layers of an ``nn.Sequential``.
         feedback: Predicts the gradient at the points of the stream; the default is r unchanged.
         pulls: How often every block is pulled.
         own_block: Keep every pull inside its block: writers learn from the prediction as well. Takes one pull.
+        group: Blocks in a group, counted from the first. With all blocks in one group this is backpropagation, too.
         skips: Carry gradients along the skips of blocks that have a ``skip_back``; see
             :class:`~splitfg.sites.SkipBlock`.
         recorder: Runs the trunk and records the inputs of its blocks.
@@ -98,13 +103,18 @@ class ParallelPull:
     pulls: int = 1
     own_block: bool = False
     skips: bool = False
+    group: int = 1
     recorder: Recorder = field(default=record, repr=False)
     puller: Puller = field(default=pull_block, repr=False)
 
     def __post_init__(self) -> None:
-        found = pull_problems(self.pulls) + kind_problems("feedback", self.feedback, Feedback)
+        found = (
+            pull_problems(self.pulls) + group_problems(self.group) + kind_problems("feedback", self.feedback, Feedback)
+        )
         if self.own_block and self.pulls != 1:
             found.append(f"own_block takes one pull, got pulls={self.pulls}: set pulls=1 or own_block=False")
+        if self.skips and self.group > 1:
+            found.append(f"skips carry gradients from block to block, got group={self.group}: use group=1")
         raise_if(found if self.path is None else found + kind_problems("path", self.path, BlockPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
@@ -136,15 +146,14 @@ class ParallelPull:
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u = head.u(0, seen.h, y)
-            pass_ = PullPass(
-                split, path, seen, u, self.pulls, self.own_block, self.skips, feedback, self.puller, states
-            )
+            plan = PullPlan(self.pulls, self.group, self.own_block, self.skips)
+            pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states)
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
-        biased = self.pulls < len(path.blocks)
+        biased = self.pulls < path.groups(self.group)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)
 
@@ -201,7 +210,7 @@ class ParallelPull:
         if not self._measures:
             return ()
         bottom = path.writers[:1] if self.own_block else ()
-        return (*bottom, *(block.name for block in path.blocks[:-1]))
+        return (*bottom, *path.boundaries(self.group))
 
     def _seeing(self, split: Split, path: BlockPath, seen: Recording) -> Feedback:
         """Return the feedback with what it reads of a recorded pass."""
@@ -214,9 +223,9 @@ class ParallelPull:
         """Return the stream's values where gradients are predicted, if the feedback reads them."""
         if not self.feedback.reads_stream:
             return {}
-        values = [mean_rows(path, given.x) for given in block_inputs(path, seen)]
-        names = [block.name for block in path.blocks[:-1]]
-        return dict(zip((*path.writers[:1], *names), values if path.writers else values[1:], strict=True))
+        values = [mean_rows(path, given.x) for given in block_inputs(path, seen)[:: self.group]]
+        points = (*path.writers[:1], *path.boundaries(self.group))
+        return dict(zip(points, values if path.writers else values[1:], strict=True))
 
     def _learned(
         self, path: BlockPath, seen: Recording, share: Share, feedback: Feedback

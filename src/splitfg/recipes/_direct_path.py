@@ -214,6 +214,7 @@ class ParallelPullMethod(MethodRecipe):
         pulls: How often every block is pulled; as many pulls as blocks are backpropagation.
         own_block: Keep every pull inside its block.
         skips: Carry gradients along the skips of blocks such as those of a ResNet.
+        group: Blocks in a group, inside which gradients pass from block to block.
 
     Example:
         >>> from splitfg.recipes import MeanJacobianFeedback, ParallelPullMethod
@@ -225,14 +226,19 @@ class ParallelPullMethod(MethodRecipe):
     pulls: int = 1
     own_block: bool = False
     skips: bool = False
+    group: int = 1
 
     def __post_init__(self) -> None:
-        raise_if(below(1, self, "pulls"))
+        raise_if(below(1, self, "pulls", "group"))
 
     def build(self) -> Estimator:
         """Return :class:`~splitfg.ParallelPull`, on the trunk's own ``block_path()``."""
         from splitfg.estimators import ParallelPull
 
         return ParallelPull(
-            feedback=self.feedback.build(), pulls=self.pulls, own_block=self.own_block, skips=self.skips
+            feedback=self.feedback.build(),
+            pulls=self.pulls,
+            own_block=self.own_block,
+            skips=self.skips,
+            group=self.group,
         )

@@ -132,6 +132,14 @@ class BlockPath(FeatureDimension):
         """Every module of every block and the bottom writers, in the order of their calls; shared ones repeat."""
         return (*self.writers, *(name for block in self.blocks for name in block.modules))
 
+    def groups(self, size: int) -> int:
+        """Return the number of groups of this many blocks, counted from the first; the last may be smaller."""
+        return -(-len(self.blocks) // size)
+
+    def boundaries(self, size: int) -> tuple[str, ...]:
+        """Return the names of the blocks whose outputs lie between groups of this many blocks."""
+        return tuple(self.blocks[i - 1].name for i in range(size, len(self.blocks), size))
+
     def shared_names(self) -> list[str]:
         """List the problems of blocks that end in the same module, which feedback maps cannot tell apart."""
         counts = Counter(block.name for block in self.blocks)

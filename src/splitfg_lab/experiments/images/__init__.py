@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
     earlier=(
         ("adaptive", False),
         ("method:ParallelPullMethod.skips", False),
+        ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),
         ("method:PredictiveCodingMethod.power_iterations", 0),
     ),

@@ -60,6 +60,7 @@ EXPERIMENT = Experiment(
         ("adaptive", False),
         ("adaptive_groups", []),
         ("method:ParallelPullMethod.skips", False),
+        ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),
         ("method.feedback.maps:MeanJacobianFeedback.limit", None),
     ),

@@ -74,8 +74,8 @@ class Rung:
     seeds: tuple[int, ...] = (0,)
 
 
-def _pull(feedback: FeedbackRecipe, pulls: int = 1) -> ParallelPullMethod:
-    return ParallelPullMethod(feedback, pulls)
+def _pull(feedback: FeedbackRecipe, pulls: int = 1, *, group: int = 1) -> ParallelPullMethod:
+    return ParallelPullMethod(feedback, pulls, group=group)
 
 
 def _seldom(n: int) -> Rung:
@@ -134,6 +134,12 @@ RUNGS: dict[str, Rung] = {
     "pull2-maps-every4": Rung(
         "Maps, two pulls, a JVP every 4 steps", _pull(_SLOW_MAPS_4, 2), (0.1,), "n + 4; 2n + 4 if measured", every=4
     ),
+    "pull-maps-blocks": Rung(
+        "Maps between transformer blocks, one pull", _pull(SLOW_MAPS, group=2), (0.1, 0.3), "2n + 4"
+    ),
+    "pull2-maps-blocks": Rung(
+        "Maps between transformer blocks, two pulls", _pull(SLOW_MAPS, 2, group=2), (0.1, 0.3), "2n + 8"
+    ),
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
     "grape": Rung("GrAPE's aligned feedback, no anchors", _ALIGNED, (0.03, 0.1), _MAPS),
@@ -175,6 +181,8 @@ LONGER = (
     "pull-maps-limited",
     "pull2-maps",
     "pull2-maps-limited",
+    "pull-maps-blocks",
+    "pull2-maps-blocks",
     "pull4-maps",
     "learned",
     "learned-layers",

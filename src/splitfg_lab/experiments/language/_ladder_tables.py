@@ -41,6 +41,8 @@ TIMED = {
             "pull-identity",
             "pull-maps",
             "pull2-maps",
+            "pull-maps-blocks",
+            "pull2-maps-blocks",
             "pull4-maps",
             "learned",
             "learned-layers",

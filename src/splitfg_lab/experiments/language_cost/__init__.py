@@ -35,6 +35,8 @@ LADDER = {
     "pull-identity": "r unchanged, one pull",
     "pull-maps": "Maps, one pull",
     "pull2-maps": "Maps, two pulls",
+    "pull-maps-blocks": "Maps between transformer blocks, one pull",
+    "pull2-maps-blocks": "Maps between transformer blocks, two pulls",
     "pull4-maps": "Maps, four pulls",
     "learned": "Learned feedback, layer by layer",
     "learned-layers": "Learned feedback, layers measured alone",

@@ -65,6 +65,8 @@ _LADDER: dict[str, Callable[[], Estimator]] = {
     "pull-identity": ParallelPull,
     "pull-maps": lambda: ParallelPull(feedback=MeanJacobian()),
     "pull2-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
+    "pull-maps-blocks": lambda: ParallelPull(feedback=MeanJacobian(), group=2),
+    "pull2-maps-blocks": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2, group=2),
     "pull4-maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=4),
     "learned": lambda: LearnedFeedback(probe=Difference()),
     "learned-layers": lambda: LearnedFeedback(Relay(DeltaRule(1.0)), LayerDifference()),
