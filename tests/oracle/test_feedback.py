@@ -8,7 +8,7 @@ from _toolkit import classes, generator, noise, seeded
 from torch import nn
 
 from splitfg import Backprop, LinearHead, Split, Tied
-from splitfg.estimators import DirectPath
+from splitfg.estimators import DirectPath, ParallelPull
 from splitfg.feedback import MeanJacobian, RandomMaps, UnchangedFeedback
 from splitfg.models import GPT, FlatTrunk, GPTConfig
 from splitfg.models.resnet import ConvNorm
@@ -428,3 +428,17 @@ def test_random_maps_are_drawn_once_for_every_writer():
     assert not torch.equal(first.at("a", r), first.at("b", r))
     assert torch.equal(again.at("b", r), first.at("b", r))
     assert not torch.equal(other.at("b", r), first.at("b", r))
+
+
+@pytest.mark.parametrize("method", [DirectPath, ParallelPull])
+def test_stats_follow_the_norm_of_the_maps(method):
+    trunk = GPT(TINY, generator=generator()).to(DOUBLE)
+    s, x = Split(trunk, LinearHead(trunk.tied_linear()), tied=Tied.INCLUDE), classes(2, 8, count=30)
+    maps = MeanJacobian()
+    estimator = method(feedback=maps)
+    first = estimator(s, x, x, generator=generator())
+    assert first.stats.norms["maps"] == 0  # none is kept yet
+    estimator.update_state(s, first)
+    entries = torch.cat([m.flatten() for m in maps.state_dict().values()])
+    torch.testing.assert_close(estimator(s, x, x, generator=generator()).stats.norms["maps"], entries.norm())
+    assert "maps" not in method()(s, x, x, generator=generator()).stats.norms

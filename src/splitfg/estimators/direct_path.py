@@ -205,6 +205,7 @@ class DirectPath:
         exact = head.result()
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
+        norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
         grads = added(exact.grads, trunk)
         complete = partial(_with_change, learning, share)

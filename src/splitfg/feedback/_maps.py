@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splitfg.errors import SplitError
 from splitfg.feedback._every_nth import EveryNth
+from splitfg.numerics import norm
 from splitfg.tangents import row_noise
 from splitfg.types import Params
 
@@ -171,6 +172,14 @@ class LearnedMaps(EveryNth, Feedback):
     @abstractmethod
     def apply(self, change: Mapping[str, Tensor]) -> None:
         """Add a change in place: captured steps replay on the same memory."""
+
+    def norms(self, like: Tensor) -> dict[str, Tensor]:
+        """Return the norm of all learned matrices together as ``maps``, for ``stats.norms``.
+
+        Args:
+            like: Tensor whose device holds the zero returned before the first update.
+        """
+        return {"maps": norm({n: m for n, m in self.state_dict().items() if m.ndim > 1}, like=like)}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
