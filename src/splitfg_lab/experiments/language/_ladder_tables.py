@@ -215,7 +215,6 @@ def _gap_by_budget() -> Sweep:
         "steps",
         ("val_ppl",),
         "validation perplexity over tuned backprop's",
-        log_y=False,
         x_label="training steps",
         labels=tuple(f"{RUNGS[name].title}, rho = {RUNGS[name].rhos[0]:g}" for name in names),
         lines=lines,
