@@ -146,7 +146,7 @@ class TestTable:
     def test_every_output_prints_them(self):
         table = against("b")
         made = groups(OURS, THEIRS)
-        view = ExperimentView(experiment(table), (view_table(table, made),), None, made, 10, 15, (), (), ())
+        view = ExperimentView(experiment(table), (view_table(table, made),), None, made, {}, 10, 15, (), (), ())
         report = ReportView((view,), (), ())
         screen = Console(file=StringIO(), width=120)
         render_terminal(report, screen)
