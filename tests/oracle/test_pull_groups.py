@@ -85,6 +85,13 @@ def test_maps_learn_between_groups_alone():
         assert not learned & {"blocks.0.attention", "blocks.1.attention", "blocks.1.mlp"}
 
 
+def test_own_group_is_biased_by_the_prediction_at_the_bottom():
+    s, x, y = gpt()
+    estimate = ParallelPull(feedback=RandomMaps(), own_block=True, group=4)(s, x, y)
+    assert estimate.stats.biased
+    assert distance(estimate, exact(s, x, y)) > 1e-3
+
+
 def test_a_group_has_blocks():
     with pytest.raises(SplitError, match="group must be at least 1 block, got 0"):
         ParallelPull(group=0)

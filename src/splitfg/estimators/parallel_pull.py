@@ -154,7 +154,7 @@ class ParallelPull:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
-        biased = self.pulls < path.groups(self.group)
+        biased = self.own_block or self.pulls < path.groups(self.group)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)
 
