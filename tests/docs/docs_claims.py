@@ -154,6 +154,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         *fixed("at rho = 1 and with seed 0"),
         claim("the direct path has {}%, with learned maps {}%, and learned feedback {}%.", top1("flat-direct-rho1"),
               top1("flat-maps-rho1"), top1("flat-learned")),
+        claim("it ends at {}%, below rho = 1 ({}%) and rho = 0.3 ({}%):", top1("flat-direct-adaptive"),
+              top1("flat-direct-rho1"), top1("flat-direct-rho0.3")),
         *fixed("CIFAR-100", "(seed 0) comes out", "With L2 decay", "run with L2 decay only"),
         claim("backprop has {}% (the paper: {}%), the frozen trunk {}% ({}%)", top1("cifar100-backprop"), 65.6,
               top1("cifar100-frozen"), 34.8),
