@@ -102,6 +102,7 @@ def test_a_resumed_learner_ends_where_an_uninterrupted_one_does(at):
         LearnedFeedbackMethod(EveryNthRoute(2)),
         DirectPathMethod(MeanJacobianFeedback()),
         ParallelPullMethod(EveryNthFeedback(2)),
+        ParallelPullMethod(MeanJacobianFeedback(), group=2),
     ],
     ids=repr,
 )

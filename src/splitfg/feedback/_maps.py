@@ -174,12 +174,13 @@ class LearnedMaps(EveryNth, Feedback):
         """Add a change in place: captured steps replay on the same memory."""
 
     def norms(self, like: Tensor) -> dict[str, Tensor]:
-        """Return the norm of all learned matrices together as ``maps``, for ``stats.norms``.
+        """Return the norm of all learned matrices in use together as ``maps``, for ``stats.norms``.
 
         Args:
-            like: Tensor whose device holds the zero returned before the first update.
+            like: Tensor on the device of the network. Maps of a checkpoint stay on the CPU until they are used.
         """
-        return {"maps": norm({n: m for n, m in self.state_dict().items() if m.ndim > 1}, like=like)}
+        used = {n: m for n, m in self.state_dict().items() if m.ndim > 1 and m.device == like.device}
+        return {"maps": norm(used, like=like)}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
