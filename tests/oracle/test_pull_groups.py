@@ -93,7 +93,9 @@ def test_own_group_is_biased_by_the_prediction_at_the_bottom():
 
 
 def test_a_group_has_blocks():
-    with pytest.raises(SplitError, match="group must be at least 1 block, got 0"):
+    with pytest.raises(SplitError, match="at least 1 block, got 0"):
         ParallelPull(group=0)
+    with pytest.raises(SplitError, match="at least 1 block, got '2'"):
+        ParallelPull(skips=True, group="2")
     with pytest.raises(SplitError, match="use group=1"):
         ParallelPull(skips=True, group=2)

@@ -29,6 +29,7 @@ from splitfg import (
     Rademacher,
     RunningMagnitude,
     Split,
+    SplitError,
     SplitFG,
     Tied,
     split,
@@ -107,6 +108,8 @@ def test_activity_tangents_of_a_gpt():
     names = [name for name in trunk_names(s) if "blocks" in name or "norm" in name]
     assert set(trunk_names(s)) - set(estimate.grads) == set(trunk_names(s)) - set(names) == {"trunk.position"}
     assert fair(draw(ActivityFG(K), s, x, y, names), flat(exact(s, x, y), names))
+    with pytest.raises(SplitError, match=r"trunk.token.weight is trained as part of the trunk too .* Tied.EXCLUDE"):
+        ActivityFG(K)(Split(trunk, LinearHead(trunk.tied_linear()), tied="include"), x, y, generator=generator())
 
 
 def members_split():

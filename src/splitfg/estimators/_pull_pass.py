@@ -132,15 +132,18 @@ class PullPass:
 
     def _next(self, at: _Gradients, shares: list[Tensor], i: int, given: BlockInput, y: Tensor) -> _Gradients:
         """Return the gradients at the input of block i, from those at its output and from its shares."""
-        refined = self._refined(at, shares, given, y)
-        refined += refined[-1:] * (self._plan.pulls - len(refined))
+        refined = [] if self._plan.own_block else self._every_pull(self._refined(at, shares, given, y))
         if i % self._plan.group:
             residual = self._path.residual
             pulled = [above + c for above, c in zip(at.pulled, shares, strict=False)] if residual else shares
-            pulled = [*pulled, *pulled[-1:] * (self._plan.pulls - len(pulled))]
+            pulled = self._every_pull(pulled)
         else:
             pulled = [self._first(at.pulled[0], i, given, y), *refined[:-1]]
-        return _Gradients(pulled, pulled if self._plan.own_block else refined)
+        return _Gradients(pulled, refined or pulled)
+
+    def _every_pull(self, found: list[Tensor]) -> list[Tensor]:
+        """Return one gradient for every pull; those after the last that differs repeat it."""
+        return [*found, *found[-1:] * (self._plan.pulls - len(found))]
 
     def _refined(self, at: _Gradients, shares: list[Tensor], given: BlockInput, y: Tensor) -> list[Tensor]:
         """Return the refinements at a block's input, one for every share."""

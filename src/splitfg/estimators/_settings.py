@@ -168,9 +168,13 @@ def pull_problems(pulls: object) -> list[str]:
     return [f"pulls must be a whole number of at least 1, got {pulls!r}: without pulls use DirectPath()"]
 
 
-def group_problems(group: object) -> list[str]:
+def group_problems(group: object, *, skips: bool) -> list[str]:
     """List the problems of a number of blocks in a group."""
-    return [] if _is_count(group) and int(group) >= 1 else [f"group must be at least 1 block, got {group!r}"]
+    if not _is_count(group) or int(group) < 1:
+        return [f"group must be a whole number of at least 1 block, got {group!r}"]
+    return (
+        [f"skips carry gradients from block to block, got group={group}: use group=1"] if skips and group != 1 else []
+    )
 
 
 def micro_batch_problems(rows: object) -> list[str]:

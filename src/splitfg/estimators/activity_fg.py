@@ -36,7 +36,7 @@ from splitfg.sites import (
     under,
     validate_activities,
 )
-from splitfg.splitting import Split, parts
+from splitfg.splitting import Role, Split, Tied, parts
 from splitfg.splitting.checks import begin_step, check_finite, check_gradients, check_loss, skip_checks
 from splitfg.tangents import row_noise
 from splitfg.types import Engine, Estimate, Inputs, Params, Stats, Target, TrunkFunction
@@ -171,7 +171,7 @@ class ActivityFG:
         if chosen is None:
             chosen = split.trunk.activities() if isinstance(split.trunk, ActivityTrunk) else Activities()
         if not skip_checks():
-            raise_if(chosen.problems(split.trunk))
+            raise_if(chosen.problems(split.trunk) or _tied_problems(split, chosen))
         return chosen
 
     def _validate_estimate(self, split: Split, chosen: Activities, x: Inputs, y: Target) -> None:
@@ -269,6 +269,20 @@ _ROWS = 8
 """Samples of the first batch that the validation takes."""
 
 _NO_CALLS = "the trunk calls none of its layers, and reads their weights by itself: call the layers, or use SplitFG()"
+
+
+def _tied_problems(split: Split, chosen: Activities) -> list[str]:
+    """List tied parameters that the trunk should train, too, and that no layer holds."""
+    if split.tied is not Tied.INCLUDE:
+        return []
+    layers = map(split.trunk.get_submodule, chosen.names(split.trunk))
+    held = {id(p) for layer in layers for p in layer.parameters()}
+    return [
+        f"{name} is trained as part of the trunk too (tied=INCLUDE), and no layer of the activities holds it: use"
+        " Tied.EXCLUDE, or name its module in Activities(layers=...)"
+        for name, p in split.model.named_parameters()
+        if split.roles.get(name) is Role.TIED and id(p) not in held
+    ]
 
 
 def _once(seen: Recording, names: Sequence[str]) -> tuple[Params, dict[str, torch.Size]]:

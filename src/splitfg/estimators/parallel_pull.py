@@ -70,8 +70,8 @@ class ParallelPull:
     block to block inside a group, from the prediction at its output, so that a group is pulled as one block would be.
 
     Biased with fewer pulls than groups, by the error of the prediction. Not forward-only: ``stats.block_backward``
-    counts the reverse passes inside blocks. No gradient passes from group to group, and memory is that of the stream
-    and one block.
+    counts the reverse passes inside blocks. No reverse pass crosses a group, and memory is that of the stream and
+    one block.
 
     Args:
         path: The blocks; by default the trunk's ``block_path()``, or the layers of an ``nn.Sequential``.
@@ -108,13 +108,10 @@ class ParallelPull:
     puller: Puller = field(default=pull_block, repr=False)
 
     def __post_init__(self) -> None:
-        found = (
-            pull_problems(self.pulls) + group_problems(self.group) + kind_problems("feedback", self.feedback, Feedback)
-        )
+        found = pull_problems(self.pulls) + group_problems(self.group, skips=self.skips)
+        found += kind_problems("feedback", self.feedback, Feedback)
         if self.own_block and self.pulls != 1:
             found.append(f"own_block takes one pull, got pulls={self.pulls}: set pulls=1 or own_block=False")
-        if self.skips and self.group > 1:
-            found.append(f"skips carry gradients from block to block, got group={self.group}: use group=1")
         raise_if(found if self.path is None else found + kind_problems("path", self.path, BlockPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:

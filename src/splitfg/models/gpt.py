@@ -233,8 +233,9 @@ class GPT(nn.Module):
         return ResidualPath(("token", *writers), top="norm", added={"position": "token"})
 
     def activities(self) -> Activities:
-        """Return the sites of activity tangents: every layer of the blocks; both tables keep their values.
+        """Return the sites of activity tangents: every layer of the blocks.
 
+        Tangents train neither tokens nor positions; a head that shares the token table trains it (``Tied.EXCLUDE``).
         Attention mixes the tokens of a sequence, so a score belongs to a whole sequence.
         """
         names = ("norm1", "attention.qkv", "attention.proj", "norm2", "mlp.fc", "mlp.out")
