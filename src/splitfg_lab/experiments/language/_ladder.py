@@ -140,6 +140,18 @@ RUNGS: dict[str, Rung] = {
     "pull2-maps-blocks": Rung(
         "Maps between transformer blocks, two pulls", _pull(SLOW_MAPS, 2, group=2), (0.1, 0.3), "2n + 8"
     ),
+    "pull-fastmaps-blocks": Rung(
+        "Faster maps between transformer blocks, one pull",
+        _pull(MeanJacobianFeedback(0.135), group=2),
+        (0.1,),
+        "2n + 4",
+    ),
+    "pull-attention-blocks": Rung(
+        "Maps along attention between transformer blocks, one pull",
+        _pull(AttentionMapsFeedback(SLOW_MAPS.rate), group=2),
+        (0.1,),
+        "2n + 4",
+    ),
     "pull4-maps": Rung("Maps, four pulls", _pull(SLOW_MAPS, 4), (0.1, 0.3), "2n + 8"),
     "pull8-identity": Rung("Eight pulls: backprop", _pull(IdentityFeedback(), 8), (0.3,), "3n"),
     "grape": Rung("GrAPE's aligned feedback, no anchors", _ALIGNED, (0.03, 0.1), _MAPS),
