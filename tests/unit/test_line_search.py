@@ -12,7 +12,7 @@ from torch.autograd.functional import hessian
 from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
 from splitfg.heads import SquaredError
 from splitfg.learners import CapturedLearner, slope_along, slopes_along
-from splitfg.learners.slopes import best_scales
+from splitfg.learners.slopes import best_scales, slopes_with_head
 from splitfg.recipes import SGD, Adam
 
 
@@ -252,6 +252,62 @@ class TestLookingBack:
         expected = (before["rho"] * torch.exp(grid[values.argmin()] / 10)).clamp(max=search.cap)
         torch.testing.assert_close(search.rho, expected, rtol=2e-4, atol=0)
         assert search.rho[0] / search.rho[1] != before["rho"][0] / before["rho"][1]
+
+    @pytest.mark.parametrize(("rho", "allowed"), [(0.2, True), (0.99, True), (2.0, True), (0.2, False)])
+    def test_past_moves_may_cost_what_the_heads_cost_up_to_equal_steps(self, rho, allowed):
+        """The loss rises along P and along the head's Q: rho falls by the first alone, unless that is no more."""
+        s, x, y = problem()
+        search = LineSearch(beta=0.0, horizon=0.9)
+        learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
+        for _ in range(14):
+            learner.step(x, y, generator=generator())
+        g = exact(s, x, y)
+        state = search.state_dict()
+        state["rho"].fill_(rho)
+        for n in g:  # up the gradient, in both parts
+            state[f"past/{n}"].copy_(1e-3 * g[n] * (1.0 if n in s.trunk_params() else 10.0 * allowed))
+        past = {n: state[f"past/{n}"].clone() for n in g}
+        slope = slope_along(s, x, y, {n: past[n] for n in s.trunk_params()})
+        own = sum((past[n] * g[n]).sum() for n in s.head_params())
+        assert slope.descent < 0
+        search.advance(s, x, y)
+        alone = rho * torch.exp((slope.descent / slope.curvature).clamp(-1, 1) / 10)
+        shared = rho * torch.exp(((slope.descent + own) / slope.curvature).clamp(-1, 1) / 10)
+        torch.testing.assert_close(search.rho, torch.maximum(alone, shared.clamp(max=1.0)))
+        assert (search.rho > rho) == (allowed and rho < 1)
+
+    def test_descent_along_the_head_is_autograds(self):
+        s, x, y = problem()
+        g = exact(s, x, y)
+        move = {n: noise(*p.shape, seed=i) for i, (n, p) in enumerate(s.head_params().items())}
+        _, found = slopes_with_head(s, x, y, [direction(s)], move)
+        torch.testing.assert_close(found, -sum((g[n] * v).sum() for n, v in move.items()))
+
+    def test_the_heads_moves_are_summed_as_the_trunks_are(self):
+        s, x, y = problem()
+        search = LineSearch(horizon=0.5)
+        learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
+        expected = {n: torch.zeros_like(p) for n, p in s.head_params().items()}
+        for _ in range(3):
+            before = {n: p.clone() for n, p in s.head_params().items()}
+            learner.step(x, y, generator=generator())
+            expected = {n: 0.5 * expected[n] + s.head_params()[n] - before[n] for n in expected}
+        for n, value in expected.items():
+            torch.testing.assert_close(search.state_dict()[f"past/{n}"], value)
+
+    def test_a_checkpoint_without_the_heads_moves_loads(self):
+        s, x, y = problem()
+        learner = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch())
+        for _ in range(13):
+            learner.step(x, y, generator=generator())
+        old = {
+            n: v
+            for n, v in learner.line_search.state_dict().items()
+            if n != "head descent" and n.removeprefix("past/") not in s.head_params()
+        }
+        learner.line_search.load_state_dict(old)
+        learner.step(x, y, generator=generator())
+        assert learner.line_search.rho > 0
 
     def test_it_is_the_default(self):
         assert LineSearch() == LineSearch(horizon=0.99)

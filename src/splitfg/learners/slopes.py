@@ -77,6 +77,25 @@ def slopes_along(
         >>> slopes_along(split, x, y, parts).curvature.shape
         torch.Size([4, 4])
     """
+    return slopes_with_head(split, x, y, directions, {}, engine=engine)[0]
+
+
+def slopes_with_head(
+    split: Split, x: Inputs, y: Target, directions: Sequence[Params], head: Params, *, engine: Engine | None = None
+) -> tuple[Slope, Tensor]:
+    """Measure the slopes of :func:`slopes_along`, and the descent along a direction of the head at the same h.
+
+    Args:
+        split: The network.
+        x: Inputs.
+        y: Target.
+        directions: D_g by parameter name.
+        head: A direction of the head's parameters, by the model's names; may be empty.
+        engine: How J D is found; forward mode by default.
+
+    Returns:
+        The slopes, and the descent along ``head`` with the trunk held constant, a scalar.
+    """
     with torch.no_grad():
         own = split.trunk_params()
         names = list(dict.fromkeys(name for direction in directions for name in direction))
@@ -89,7 +108,21 @@ def slopes_along(
                 first, second = _derivatives(split, h, y, dh[a], dh[b])
                 curvature[a, b] = curvature[b, a] = second
             descent[a] = -first
-    return Slope(descent, curvature)
+        return Slope(descent, curvature), _head_descent(split, h, y, head)
+
+
+def _head_descent(split: Split, h: Tensor, y: Target, direction: Params) -> Tensor:
+    """Return -d/ds of the loss of a head whose parameters move by s times the direction."""
+    if not direction:
+        return h.new_zeros(())
+    normaliser, held = split.head.normaliser(h, y), split.head_params()
+    moved = {n: p for n, p in held.items() if n in direction}
+
+    def loss(params: Params) -> Tensor:
+        return split.head.loss(split.head_view(params), h, y, normaliser)
+
+    change: Tensor = jvp(loss, (moved,), ({n: direction[n] for n in moved},))[1]
+    return -change
 
 
 def _derivatives(split: Split, h: Tensor, y: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
