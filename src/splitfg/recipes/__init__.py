@@ -14,6 +14,7 @@ from splitfg.recipes._direct_path import (
     IdentityFeedback,
     MeanJacobianFeedback,
     NoiseFeedback,
+    NormedMapsFeedback,
     ParallelPullMethod,
     RandomFeedback,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "MethodRecipe",
     "Muon",
     "NoiseFeedback",
+    "NormedMapsFeedback",
     "OptimizerRecipe",
     "OrthogonalLaw",
     "ParallelPullMethod",
