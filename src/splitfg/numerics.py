@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -38,6 +39,27 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def added(first: Params, second: Params) -> Params:
     """Add two sets of gradients name by name; a name that occurs in one of them is copied unchanged."""
     return {**first, **{n: first[n] + g if n in first else g for n, g in second.items()}}
+
+
+def add_into(total: Params, more: Params) -> Params:
+    """Add two sets of gradients name by name in the memory of ``total``; otherwise like :func:`added`.
+
+    Copies first where a sum in place would change another gradient or the dtype of the sum, and where ``total`` has no
+    memory for every entry.
+
+    Args:
+        total: Gradients that belong to the caller alone; their values are lost.
+        more: Gradients to add, which stay unchanged.
+    """
+    users = Counter(g.untyped_storage().data_ptr() for g in (*total.values(), *more.values()))
+
+    def summed(own: Tensor, g: Tensor) -> Tensor:
+        memory = own.untyped_storage()
+        alone = users[memory.data_ptr()] == 1 and memory.nbytes() >= own.numel() * own.element_size()
+        fits = alone and not own.requires_grad and own.dtype == torch.promote_types(own.dtype, g.dtype)
+        return own.add_(g) if fits and own.shape == g.shape else own + g
+
+    return {**total, **{n: summed(total[n], g) if n in total else g for n, g in more.items()}}
 
 
 def norm(grads: Params, *, like: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ class HeadGradient:
     Attributes:
         loss: Scalar loss L.
         u: dL/dh, with the shape of h.
-        grads: dL/dθ_head, keyed by the head's own parameter names.
+        grads: dL/dθ_head, keyed by the head's own parameter names; new tensors, which estimators may change in place.
     """
 
     loss: Tensor

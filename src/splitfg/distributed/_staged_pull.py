@@ -19,7 +19,7 @@ from splitfg.distributed._stage_pulls import StagePulls
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Measure, ParallelPull, mean_rows
 from splitfg.feedback import LearnedMaps, MeanJacobian
-from splitfg.numerics import added, norm
+from splitfg.numerics import add_into, norm
 from splitfg.sites import (
     BlockPath,
     pull_back,
@@ -252,7 +252,7 @@ class StagedPull:
     def _estimate(
         self, split: Split, path: BlockPath, exact: HeadGradient, trunk: Params, change: Params, reverse_passes: int
     ) -> Estimate:
-        own = added(split.named_head_grads(exact.grads), trunk)
+        own = add_into(split.named_head_grads(exact.grads), trunk)
         shared = self._shared(split, own)
         grads = own | shared
         names = sorted(name for name in split.trained_params() if name not in shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splitfg.numerics import added
+from splitfg.numerics import add_into
 from splitfg.splitting import Split
 from splitfg.splitting.checks import check_h, check_loss
 from splitfg.types import HeadGradient, Params, Target
@@ -39,7 +39,7 @@ class HeadPass:
         assert self._loss is not None
         check_loss(self._loss)
         for h, target in self._waiting if self._split.head_params() else ():
-            self._grads = added(self._grads, self._split.head(h, target, self._normaliser).grads)
+            self._grads = add_into(self._grads, self._split.head(h, target, self._normaliser).grads)
         return HeadGradient(self._loss, torch.cat(self._us), self._split.named_head_grads(self._grads))
 
     def _take(self, h: Tensor, target: Target) -> None:
@@ -52,6 +52,6 @@ class HeadPass:
         else:
             part = self._split.head(h, target, self._normaliser)
             loss, u = part.loss, part.u
-            self._grads = added(self._grads, part.grads)
+            self._grads = add_into(self._grads, part.grads)
         self._us.append(u)
         self._loss = loss if self._loss is None else self._loss + loss

@@ -55,7 +55,7 @@ class _Gradients:
 
 
 class PullPass:
-    """One estimate: goes through the blocks from the last to the first.
+    """One estimate: goes through the blocks from the last to the first, and drops the input of every block it pulled.
 
     A refinement depends on the pulls of the refinement before it alone, so that the order of the groups does not
     matter; this one needs the least memory.
@@ -80,26 +80,29 @@ class PullPass:
         puller: Puller,
         states: Sequence[RandomState] | None = None,
     ) -> None:
-        self._trunk, self._path, self._seen = split.trunk, path, seen
+        self._trunk, self._path = split.trunk, path
         self._split, self._states = split, states
         self._plan, self._feedback, self._puller = plan, feedback, puller
+        # no reference to the recording, which would keep the inputs of all blocks
+        self._inputs, self._x_top = block_inputs(path, seen), _top_value(path, seen)
+        self._wrote = [(n, a, size) for n in path.writers for a, size in zip(seen.reads[n], seen.wrote[n], strict=True)]
         self._found: Params = {}
         self._r = self._through_top(u)
         self._rows = stream_rows(path, self._r)
         self.reverse_passes = 0
 
     def grads(self) -> Params:
-        """Return the gradients, by the trunk's names."""
-        path, inputs = self._path, block_inputs(self._path, self._seen)
-        at, y = _Gradients([self._r] * self._plan.pulls, [self._r] * self._plan.pulls), self._top_value()
+        """Return the gradients, by the trunk's names; call it once."""
+        path, y = self._path, self._x_top
+        at = _Gradients([self._r] * self._plan.pulls, [self._r] * self._plan.pulls)
         groups = path.groups(self._plan.group)
-        for i in reversed(range(len(inputs))):
-            last = groups - i // self._plan.group
+        for i in reversed(range(len(self._inputs))):
+            given, last = self._inputs.pop(), groups - i // self._plan.group
             with self._as_recorded(i):
-                shares = self._block(inputs[i], at, last=last, to_input=i > 0 or bool(path.writers))
+                shares = self._block(given, at, last=last, to_input=i > 0 or bool(path.writers))
             if i > 0 or path.writers:
-                at = self._next(at, shares, i, inputs[i], y)
-            y = inputs[i].x
+                at = self._next(at, shares, i, given, y)
+            y = given.x
         self._bottom(at.refined[-1])
         return self._found
 
@@ -165,26 +168,25 @@ class PullPass:
 
     def _bottom(self, delta: Tensor) -> None:
         """Add the gradients of what writes to the bottom of the stream."""
-        for name in self._path.writers:
-            for a, wrote in zip(self._seen.reads[name], self._seen.wrote[name], strict=True):
-                own = layer_gradients(self._trunk.get_submodule(name), a, delta.sum_to_size(wrote))
-                self._found = added(self._found, under(name, own))
+        for name, a, size in self._wrote:
+            own = layer_gradients(self._trunk.get_submodule(name), a, delta.sum_to_size(size))
+            self._found = added(self._found, under(name, own))
         for parameter in self._path.added:
             own = {parameter: added_gradient(delta, self._trunk.get_parameter(parameter))}
             self._found = added(self._found, own)
 
-    def _top_value(self) -> Tensor:
-        """Return x_L."""
-        top = self._path.top
-        return self._seen.h.reshape(top_shape(self._path, self._seen)) if top is None else self._seen.reads[top][0]
-
     def _through_top(self, u: Tensor) -> Tensor:
         top = self._path.top
         if top is None:
-            return u.reshape(top_shape(self._path, self._seen))
-        r, own = pull_back(self._trunk.get_submodule(top), self._seen.reads[top][0], u)
+            return u.reshape(self._x_top.shape)
+        r, own = pull_back(self._trunk.get_submodule(top), self._x_top, u)
         self._found = under(top, own)
         return r
+
+
+def _top_value(path: BlockPath, seen: Recording) -> Tensor:
+    """Return x_L."""
+    return seen.h.reshape(top_shape(path, seen)) if path.top is None else seen.reads[path.top][0]
 
 
 def predicted_gradient(path: BlockPath, feedback: Feedback, name: str, rows: Tensor, x: Tensor) -> Tensor:

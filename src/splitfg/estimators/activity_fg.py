@@ -20,7 +20,7 @@ from splitfg.estimators._state import with_state
 from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.feedback import Route
-from splitfg.numerics import added, norm
+from splitfg.numerics import add_into, added, norm
 from splitfg.sites import (
     Activities,
     ActivityTrunk,
@@ -261,7 +261,7 @@ class ActivityFG:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
-        grads = added(share.once(exact.grads), trunk)
+        grads = add_into(share.once(exact.grads), trunk)
         return Partial(exact.loss, grads, stats, state_update=change)
 
 

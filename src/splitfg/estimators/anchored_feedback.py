@@ -15,7 +15,7 @@ from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Stateful
 from splitfg.feedback import AlignedMaps, Direct, Pace, Transposed
-from splitfg.numerics import added, norm
+from splitfg.numerics import add_into, norm
 from splitfg.sites import TapedTrunk
 from splitfg.splitting import Split
 from splitfg.splitting.checks import begin_step
@@ -100,7 +100,7 @@ class AnchoredFeedback:
             trunk, own = split.named_trunk_grads(swept.grads), head.result()
         norms = {"u": own.u.norm(), "trunk": norm(trunk, like=own.u), "head": norm(own.grads, like=own.u)}
         stats = Stats(trunk_backward=1, biased=True, norms=norms)
-        return Partial(own.loss, added(own.grads, trunk), stats, products=evidence, complete=self._aligned)
+        return Partial(own.loss, add_into(own.grads, trunk), stats, products=evidence, complete=self._aligned)
 
     def _aligned(self, split: Split, total: Partial) -> Estimate:
         """Turn the maps by the evidence of all rows."""

@@ -17,7 +17,7 @@ from splitfg.errors import SplitError
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import ReverseSettings
 from splitfg.estimators._state import with_state
-from splitfg.numerics import added, each_its_own, norm
+from splitfg.numerics import add_into, added, each_its_own, norm
 from splitfg.splitting import Batch, ForwardOnlyTrunk, Role, Split, names_of, original, parts, replaced, submodule
 from splitfg.splitting.checks import begin_step, check_h, check_loss, warn_unreached
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
@@ -124,7 +124,7 @@ class _Reverse:
             u = head.u(i, h.detach(), part_y)
             grads = added(grads, self._grads(h, leaves, u))
         exact = head.result()
-        return exact.loss, added(exact.grads, grads)
+        return exact.loss, add_into(exact.grads, grads)
 
     def _through_all(self, batch: Batch, y: Target) -> tuple[Tensor, Params]:
         """Reverse mode from the loss through head and trunk."""

@@ -17,7 +17,7 @@ from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
-from splitfg.numerics import added, norm
+from splitfg.numerics import add_into, added, norm
 from splitfg.sites import (
     Recorder,
     Recording,
@@ -207,7 +207,7 @@ class DirectPath:
         check_gradients(norms)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
-        grads = added(exact.grads, trunk)
+        grads = add_into(exact.grads, trunk)
         complete = partial(_with_change, learning, share)
         return Partial(exact.loss, grads, stats, sums=learning.found, complete=complete)
 

@@ -23,7 +23,7 @@ from splitfg.estimators._tape_gradient import tape_gradient_problems
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
-from splitfg.numerics import added, norm
+from splitfg.numerics import add_into, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_lean_tape, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
 from splitfg.splitting.checks import begin_step, check_gradients, has_rows, skip_checks
@@ -138,7 +138,7 @@ class LearnedFeedback:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
         stats = Stats(jvps=jvps + self.passes(split), biased=True, norms=norms)
-        return Partial(exact.loss, added(exact.grads, trunk), stats, state_update=change)
+        return Partial(exact.loss, add_into(exact.grads, trunk), stats, state_update=change)
 
     def measured_rows(self, split: Split, x: Inputs) -> int | None:
         """Return how many of the first rows a measurement takes; ``None`` for all. Runs the trunk once."""

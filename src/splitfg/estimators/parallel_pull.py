@@ -19,7 +19,7 @@ from splitfg.estimators._settings import group_problems, kind_problems, pull_pro
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Complete, Partial, PartNeeds, Share
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
-from splitfg.numerics import added, each_its_own, norm
+from splitfg.numerics import add_into, each_its_own, norm
 from splitfg.sites import (
     BlockPath,
     Puller,
@@ -145,6 +145,7 @@ class ParallelPull:
             u = head.u(0, seen.h, y)
             plan = PullPlan(self.pulls, self.group, self.own_block, self.skips)
             pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states)
+            del seen  # the pass drops the input of every block that it has pulled
             trunk = split.named_trunk_grads(pass_.grads())
             trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
             exact = head.result()
@@ -153,7 +154,7 @@ class ParallelPull:
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         biased = self.own_block or self.pulls < path.groups(self.group)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
-        return Partial(exact.loss, added(exact.grads, trunk), stats, sums=found, complete=complete)
+        return Partial(exact.loss, add_into(exact.grads, trunk), stats, sums=found, complete=complete)
 
     def _recorded(
         self, split: Split, path: BlockPath, x: Inputs, generator: torch.Generator | None

@@ -16,7 +16,7 @@ from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
-from splitfg.numerics import added, norm, widened, without_autocast
+from splitfg.numerics import add_into, added, norm, widened, without_autocast
 from splitfg.splitting import Batch, Split
 from splitfg.splitting.checks import check_gradients, check_loss
 from splitfg.tangents import Layout, TangentSource
@@ -187,7 +187,7 @@ class SplitFG(TangentSettings):
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
-        return Estimate(exact.loss, added(exact.grads, trunk), stats)
+        return Estimate(exact.loss, add_into(exact.grads, trunk), stats)
 
 
 def _inner(dh: Tensor, u: Tensor) -> Tensor:

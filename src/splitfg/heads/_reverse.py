@@ -61,8 +61,8 @@ class ReverseModeHead(OpaqueHead):
             return self.loss({**every, **own}, moved[_H], target, normaliser)
 
         value, grads = _differentiated(loss, {_H: h, **trained})
-        u = grads.pop(_H)
-        return HeadGradient(value, u, dict(zip(grads, each_its_own(grads.values()), strict=True)))
+        found = dict(zip(grads, each_its_own(grads.values()), strict=True))
+        return HeadGradient(value, found.pop(_H), found)
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         def loss(moved: Params) -> Tensor:
