@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries, shape_problem
 from splitfg.numerics import wide
+
+# Outputs that eager code copies at a time: 8 MiB in float32.
+_COPIED = 2**21
 
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -83,13 +87,13 @@ class CrossEntropy(OutputLoss):
 
     def accumulate(self, outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> RowData:
         """Update m_n = max_c z_nc and S_n = Σ_c exp(z_nc - m_n)."""
-        logits = outputs.clone() if bias is None else outputs + bias
-        # the maximum of a block of -inf (classes masked by the bias) is -inf, and -inf - (-inf) would be NaN
-        peak = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)
-        if statistics is not None:
-            peak = torch.maximum(peak, statistics[0])
-        total = logits.sub_(peak.unsqueeze(1)).exp_().sum(dim=1)
-        return (peak, total if statistics is None else total + statistics[1] * (statistics[0] - peak).exp())
+        count = max(1, _COPIED // max(1, outputs.shape[1]))
+        # compiled code needs no memory for the exponentials
+        if torch.compiler.is_compiling() or len(outputs) <= count:
+            return _accumulated(outputs, bias, statistics)
+        earlier = repeat(None) if statistics is None else zip(*(t.split(count) for t in statistics), strict=True)
+        found = [_accumulated(rows, bias, own) for rows, own in zip(outputs.split(count), earlier, strict=False)]
+        return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
     def base(self, rows: RowData, statistics: RowData) -> Tensor:
         """Compute (1/N) Σ_n (Σ_c a_nc) log S_n."""
@@ -122,6 +126,14 @@ class CrossEntropy(OutputLoss):
             expected = expected + (share * (outputs @ spread)).sum()
             outputs.exp_().mul_((labels.mass / total).unsqueeze(1)).addr_(share, spread, alpha=-1)
         return -expected, (column, -weight.unsqueeze(1))
+
+    def curvature(self, outputs: Tensor, moves: Tensor, rows: RowData) -> Tensor:
+        """Compute Σ_n (Σ_c a_nc) / N (Σ_c p_nc dz_ncg dz_nch - (Σ_c p_nc dz_ncg) (Σ_c p_nc dz_nch))."""
+        shares = moves * outputs.softmax(dim=-1)
+        means = shares.sum(-1)  # (G, n)
+        mass = _Labels(*rows).mass
+        squares = torch.einsum("gnc,hnc,n->gh", shares, moves, mass)
+        return squares - torch.einsum("gn,hn,n->gh", means, means, mass)
 
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         """Require one class index per row of outputs."""
@@ -182,6 +194,17 @@ class CrossEntropy(OutputLoss):
         """Compute (s / C) w_c, the smoothing mass of every class."""
         weights = like.new_ones(width) if self.class_weights is None else self.class_weights.to(like)
         return weights * (self.label_smoothing / width)
+
+
+def _accumulated(outputs: Tensor, bias: Tensor | None, statistics: RowData | None) -> tuple[Tensor, Tensor]:
+    """Update the statistics of some rows; copies the outputs."""
+    logits = outputs.clone() if bias is None else outputs + bias
+    # the maximum of a block of -inf (classes masked by the bias) is -inf, and -inf - (-inf) would be NaN
+    peak = logits.amax(dim=1).clamp_min(torch.finfo(logits.dtype).min)
+    if statistics is not None:
+        peak = torch.maximum(peak, statistics[0])
+    total = logits.sub_(peak.unsqueeze(1)).exp_().sum(dim=1)
+    return (peak, total if statistics is None else total + statistics[1] * (statistics[0] - peak).exp())
 
 
 class _Labels(NamedTuple):

@@ -67,6 +67,11 @@ class SquaredError(OutputLoss):
         outputs.div_(scale)
         return loss, None
 
+    def curvature(self, outputs: Tensor, moves: Tensor, rows: RowData) -> Tensor:  # noqa: ARG002
+        """Compute 1/N Σ_n dz_ngᵀ dz_nh."""
+        scale: Tensor = rows[1]
+        return torch.einsum("gnc,hnc->gh", moves, moves) / scale
+
     def shape_problems(self, leading: tuple[int, ...], width: int, target: Tensor) -> list[str]:
         """Require the shape of the outputs."""
         shapes = [(*leading, width), leading] if width == 1 else [(*leading, width)]

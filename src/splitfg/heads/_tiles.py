@@ -32,9 +32,9 @@ def tiles(n: int, width: int, limit: int) -> Tiles:
     tall = max(1, min(n, math.isqrt(limit)))
     wide = limit // tall
     if wide >= width:
-        return Tiles(_slices(n, max(1, limit // width)), (slice(0, width),))
+        return Tiles(row_slices(n, max(1, limit // width)), (slice(0, width),))
     even = math.ceil(width / math.ceil(width / wide))
-    return Tiles(_slices(n, tall), _slices(width, padded(even) if padded(even) <= wide else even))
+    return Tiles(row_slices(n, tall), row_slices(width, padded(even) if padded(even) <= wide else even))
 
 
 def aligned(block: slice) -> tuple[slice, ...]:
@@ -49,5 +49,6 @@ def padded(width: int) -> int:
     return width if width < _MANY else math.ceil(width / _ALIGNED) * _ALIGNED
 
 
-def _slices(count: int, size: int) -> tuple[slice, ...]:
+def row_slices(count: int, size: int) -> tuple[slice, ...]:
+    """Cut ``count`` rows into slices of at most ``size``."""
     return tuple(slice(start, min(start + size, count)) for start in range(0, max(count, 1), size))

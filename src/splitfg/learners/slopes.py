@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from splitfg.engines import ForwardMode
+from splitfg.heads import head_slopes
 from splitfg.splitting import Split
 from splitfg.types import Engine, Inputs, Params, Target
 
@@ -102,40 +102,8 @@ def slopes_with_head(
         tangents = {n: torch.stack([d.get(n, torch.zeros_like(own[n])) for d in directions]) for n in names}
         f, params = split.trunk_function(x), {n: own[n] for n in names}
         h, dh = (engine or ForwardMode())(f, params, tangents)
-        descent, curvature = h.new_zeros(len(directions)), h.new_zeros(len(directions), len(directions))
-        for a in range(len(directions)):
-            for b in range(a + 1):
-                first, second = _derivatives(split, h, y, dh[a], dh[b])
-                curvature[a, b] = curvature[b, a] = second
-            descent[a] = -first
-        return Slope(descent, curvature), _head_descent(split, h, y, head)
-
-
-def _head_descent(split: Split, h: Tensor, y: Target, direction: Params) -> Tensor:
-    """Return -d/ds of the loss of a head whose parameters move by s times the direction."""
-    if not direction:
-        return h.new_zeros(())
-    normaliser, held = split.head.normaliser(h, y), split.head_params()
-    moved = {n: p for n, p in held.items() if n in direction}
-
-    def loss(params: Params) -> Tensor:
-        return split.head.loss(split.head_view(params), h, y, normaliser)
-
-    change: Tensor = jvp(loss, (moved,), ({n: direction[n] for n in moved},))[1]
-    return -change
-
-
-def _derivatives(split: Split, h: Tensor, y: Target, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return d/ds and d²/dsdt of the head's loss at h + s a + t b."""
-    normaliser, head = split.head.normaliser(h, y), split.head.params()
-    zero, one = h.new_zeros(()), h.new_ones(())
-
-    def slope(t: Tensor) -> Tensor:
-        change: Tensor = jvp(lambda s: split.head.loss(head, h + s * a + t * b, y, normaliser), (zero,), (one,))[1]
-        return change
-
-    first, second = jvp(slope, (zero,), (one,))  # type: ignore[misc]
-    return first, second
+        found = head_slopes(split.head, h, y, dh, split.by_head_names(head))
+        return Slope(-found.first, found.second), -found.own
 
 
 _SWEEPS = 20
