@@ -141,14 +141,15 @@ class NormedMapsFeedback(FeedbackRecipe):
 
     Attributes:
         rate: Step size of the maps' updates, in (0, 1].
-        bound: Largest weight of a row in the map of scales.
+        bound: Largest mean scale over that of a row, above 1.
     """
 
     rate: float = 0.15
     bound: float = 4.0
 
     def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate) + not_positive(self, "bound"))
+        wrong = [] if self.bound > 1 else [f"bound must be above 1, got {self.bound}"]
+        raise_if(_rate_problems(self.rate) + wrong)
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.NormedMaps`."""
