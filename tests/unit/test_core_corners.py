@@ -7,6 +7,7 @@ from _toolkit import classes, generator, mlp_split, noise, seeded
 from torch import nn
 
 import splitfg
+from benchmarks._measure import peak_mib
 from splitfg import (
     Conditioned,
     CrossEntropy,
@@ -194,3 +195,18 @@ def test_a_subclass_that_computes_the_same_has_one():
     torch.testing.assert_close(found, expected)
     assert layer.training
     assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("block", [30, 2**20])
+def test_statistics_of_rows_in_parts_are_those_of_all_rows(block, monkeypatch):
+    layer = seeded(lambda: nn.Linear(4, 7)).double()
+    h, y = noise(11, 4), classes(11, count=7)
+    whole = LinearHead(layer, block=block)(h, y)
+    monkeypatch.setattr("splitfg.heads._cross_entropy._COPIED", 20)
+    found = LinearHead(layer, block=block)(h, y)
+    torch.testing.assert_close((found.loss, found.u, found.grads), (whole.loss, whole.u, whole.grads))
+
+
+def test_a_linear_head_copies_a_small_part_of_its_outputs():
+    head, h, y = LinearHead(nn.Linear(4, 2**13)), torch.randn(2**10, 4), classes(2**10, count=2**13)
+    assert peak_mib(lambda: head(h, y)) < 1.3 * 32  # of the outputs; the gradients are small

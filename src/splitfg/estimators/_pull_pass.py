@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -17,9 +17,12 @@ from splitfg.sites import (
     BlockPath,
     Puller,
     Recording,
+    TableRows,
     added_gradient,
     block_inputs,
     layer_gradients,
+    looks_up_few,
+    lookup_gradient,
     pull_back,
     skip_back,
     top_shape,
@@ -67,6 +70,22 @@ class PullPass:
     where D'_{i+1} is the refinement at its output: K_i = 0 in a chain, and on a residual stream, whose pulls are of
     f_i alone, D_i ← c_i(D_{i+1}) + D'_{i+1}. Inside a group the same holds with what the group has pulled in place of
     D.
+
+    Args:
+        split: The network.
+        path: Its blocks.
+        seen: A recorded pass.
+        u: dL/dh.
+        plan: How often and how blocks are pulled.
+        feedback: Predicts gradients on the stream.
+        puller: Pulls a gradient back through a block.
+        states: The generators' states at every block, if the pass draws random numbers.
+        tied: Names of the trunk's parameters that have a gradient already, which lookups can be added to.
+
+    Attributes:
+        lookups: Gradients of tied tables at the rows looked up, with the trunk's names, once :meth:`grads` has run;
+            the gradients that it returns are without them.
+        reverse_passes: Number of reverse passes inside blocks so far.
     """
 
     def __init__(
@@ -79,6 +98,7 @@ class PullPass:
         feedback: Feedback,
         puller: Puller,
         states: Sequence[RandomState] | None = None,
+        tied: Collection[str] = (),
     ) -> None:
         self._trunk, self._path = split.trunk, path
         self._split, self._states = split, states
@@ -87,6 +107,8 @@ class PullPass:
         self._inputs, self._x_top = block_inputs(path, seen), _top_value(path, seen)
         self._wrote = [(n, a, size) for n in path.writers for a, size in zip(seen.reads[n], seen.wrote[n], strict=True)]
         self._found: Params = {}
+        self._tied = tied
+        self.lookups: list[tuple[str, TableRows]] = []
         self._r = self._through_top(u)
         self._rows = stream_rows(path, self._r)
         self.reverse_passes = 0
@@ -169,8 +191,11 @@ class PullPass:
     def _bottom(self, delta: Tensor) -> None:
         """Add the gradients of what writes to the bottom of the stream."""
         for name, a, size in self._wrote:
-            own = layer_gradients(self._trunk.get_submodule(name), a, delta.sum_to_size(size))
-            self._found = added(self._found, under(name, own))
+            module, written = self._trunk.get_submodule(name), delta.sum_to_size(size)
+            if f"{name}.weight" in self._tied and looks_up_few(module, a, written):
+                self.lookups.append((f"{name}.weight", lookup_gradient(module, a, written)))
+            else:
+                self._found = added(self._found, under(name, layer_gradients(module, a, written)))
         for parameter in self._path.added:
             own = {parameter: added_gradient(delta, self._trunk.get_parameter(parameter))}
             self._found = added(self._found, own)

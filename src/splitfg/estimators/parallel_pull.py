@@ -37,7 +37,7 @@ from splitfg.sites import (
     top_shape,
     validate_blocks,
 )
-from splitfg.splitting import ForwardOnlyTrunk, Split
+from splitfg.splitting import ForwardOnlyTrunk, Split, names_of
 from splitfg.splitting.checks import begin_step, check_gradients
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -142,19 +142,20 @@ class ParallelPull:
             found, complete = self._learned(path, seen, share, feedback)
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
-            u = head.u(0, seen.h, y)
+            u, exact = head.u(0, seen.h, y), head.result()
+            tied = [inner for inner, outer in names_of(split.trunk, split.model).items() if outer in exact.grads]
             plan = PullPlan(self.pulls, self.group, self.own_block, self.skips)
-            pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states)
+            pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states, tied)
             del seen  # the pass drops the input of every block that it has pulled
             trunk = split.named_trunk_grads(pass_.grads())
-            trunk = dict(zip(trunk, each_its_own(trunk.values()), strict=True))
-            exact = head.result()
-        norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}
-        check_gradients(norms)
+            norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
+            norms["trunk"] = norm({**trunk, **_looked_up(pass_)}, like=exact.u)
+            check_gradients(norms)
+            grads = _total(split, exact.grads, trunk, pass_)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         biased = self.own_block or self.pulls < path.groups(self.group)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
-        return Partial(exact.loss, add_into(exact.grads, trunk), stats, sums=found, complete=complete)
+        return Partial(exact.loss, grads, stats, sums=found, complete=complete)
 
     def _recorded(
         self, split: Split, path: BlockPath, x: Inputs, generator: torch.Generator | None
@@ -241,6 +242,21 @@ class ParallelPull:
         noises = sum(e.shape[-1] for calls in noise.values() for e in calls)
         change = partial(feedback.change, rows=share.total(response[..., 0].numel()), noises=noises)
         return found, lambda split, total: total.updated(change(total.sums)).completed(split)
+
+
+def _looked_up(pass_: PullPass) -> Params:
+    """Return the gradients of the rows that were looked up in tied tables."""
+    return {f"{i}": rows.values for i, (_, rows) in enumerate(pass_.lookups)}
+
+
+def _total(split: Split, head: Params, trunk: Params, pass_: PullPass) -> Params:
+    """Add the trunk's gradients to the head's in place, each with its own memory."""
+    total = add_into(head, trunk)
+    total = dict(zip(total, each_its_own(total.values()), strict=True))
+    for inner, rows in pass_.lookups:
+        for name in split.named_trunk_grads({inner: rows.values}):  # none if the head alone trains the table
+            rows.add_to(total[name])
+    return total
 
 
 def _every_row(path: BlockPath, seen: Recording, e: Tensor) -> Tensor:
