@@ -178,7 +178,7 @@ RUNGS: dict[str, Rung] = {
     "learned-direct": Rung("Learned feedback, direct route", by_passes(DirectRoute()), (0.03, 0.1), _MAPS),
     "learned": Rung("Learned feedback, layer by layer", by_passes(), (0.3, 0.1), "4n", seeds=THREE),
     **{f"learned-every{n}": _seldom(n) for n in (2, 4, 8)},
-    "learned-layers": Rung("Learned feedback, layers measured alone", LAYERS_ALONE, (0.3, 0.1), "3n", seeds=THREE),
+    "learned-layers": Rung("Learned feedback, layers measured alone", LAYERS_ALONE, (0.3, 0.1), "3n"),
     "learned-layers-every4": Rung(
         "Learned feedback, layers measured alone, every 4 steps", _ALONE_4, (0.3,), "3n", every=4
     ),
