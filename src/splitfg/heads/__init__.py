@@ -6,14 +6,13 @@ from splitfg.heads._linear import LinearHead, has_closed_form
 from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries
 from splitfg.heads._probed import ProbedHead
 from splitfg.heads._reverse import ReverseModeHead
-from splitfg.heads._slopes import CurvedLoss, HeadSlopes, head_slopes
+from splitfg.heads._slopes import CurvedLoss, head_slopes
 from splitfg.heads._squared_error import SquaredError
 
 __all__ = [
     "CrossEntropy",
     "CurvedLoss",
     "Head",
-    "HeadSlopes",
     "LinearHead",
     "OutputLoss",
     "ProbedHead",

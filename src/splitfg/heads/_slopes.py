@@ -1,9 +1,8 @@
-"""Slope and curvature of a head's loss along directions of h and of its parameters."""
+"""Slope and curvature of a head's loss along directions of h."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,7 +14,6 @@ from splitfg.heads._linear import LinearHead
 from splitfg.heads._output_loss import RowData
 from splitfg.heads._tiles import row_slices
 from splitfg.numerics import wide, widened
-from splitfg.types import Params
 
 
 @runtime_checkable
@@ -32,23 +30,8 @@ class CurvedLoss(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class HeadSlopes:
-    """First and second derivatives of a head's loss along directions.
-
-    Attributes:
-        first: <u, a_g> for the directions a of h, shape ``(G,)``.
-        second: ∂²L(h + s a_g + t a_h) / ∂s∂t, shape ``(G, G)``.
-        own: <dL/dθ, q> for the direction q of the head's parameters, a scalar.
-    """
-
-    first: Tensor
-    second: Tensor
-    own: Tensor
-
-
-def head_slopes(head: Head, h: Tensor, target: Tensor, moves: Tensor, own: Params | None = None) -> HeadSlopes:
-    """Differentiate a head's loss along directions, at its current parameters.
+def head_slopes(head: Head, h: Tensor, target: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute first and second derivatives of a head's loss along G directions a of h, at its current parameters.
 
     A linear head takes closed forms, in blocks, so that the logits of the whole batch never exist at once; other heads
     take forward mode, over forward mode for second derivatives.
@@ -57,8 +40,10 @@ def head_slopes(head: Head, h: Tensor, target: Tensor, moves: Tensor, own: Param
         head: The head.
         h: Representation, shape ``(..., d)``.
         target: Class indices ``(...)`` or values ``(..., C)``.
-        moves: Directions a of h, shape ``(G, ..., d)``.
-        own: A direction q of the head's parameters, by its own names; those it leaves out stay.
+        moves: Directions a, shape ``(G, ..., d)``.
+
+    Returns:
+        <u, a_g>, shape ``(G,)``, and ∂²L(h + s a_g + t a_h) / ∂s∂t, shape ``(G, G)``.
 
     Example:
         >>> import torch
@@ -66,26 +51,16 @@ def head_slopes(head: Head, h: Tensor, target: Tensor, moves: Tensor, own: Param
         >>> from splitfg import LinearHead
         >>> from splitfg.heads import head_slopes
         >>> h, y = torch.randn(16, 8), torch.randint(0, 3, (16,))
-        >>> found = head_slopes(LinearHead(nn.Linear(8, 3)), h, y, torch.randn(2, 16, 8))
-        >>> found.first.shape, found.second.shape
+        >>> first, second = head_slopes(LinearHead(nn.Linear(8, 3)), h, y, torch.randn(2, 16, 8))
+        >>> first.shape, second.shape
         (torch.Size([2]), torch.Size([2, 2]))
     """
     with torch.no_grad():
         if isinstance(head, LinearHead) and isinstance(head.output_loss, CurvedLoss):
-            return _closed(head, head.output_loss, h, target, moves, own or {})
-        return _by_forward_mode(head, h, target, moves, own or {})
-
-
-def _closed(head: LinearHead, loss: CurvedLoss, h: Tensor, target: Tensor, moves: Tensor, own: Params) -> HeadSlopes:
-    along = torch.zeros((), dtype=wide(h.dtype), device=h.device)
-    if own:
-        exact = head(h, target)
-        u = exact.u
-        along = along + sum((widened(g) * own[n]).sum() for n, g in exact.grads.items() if n in own)
-    else:
-        _, u = head.loss_and_u(h, target)
-    first = (widened(u) * widened(moves)).flatten(1).sum(1)
-    return HeadSlopes(first, _curvature(head, loss, h, target, moves), along)
+            _, u = head.loss_and_u(h, target)
+            first = (widened(u) * widened(moves)).flatten(1).sum(1)
+            return first, _curvature(head, head.output_loss, h, target, moves)
+        return _by_forward_mode(head, h, target, moves)
 
 
 def _curvature(head: LinearHead, loss: CurvedLoss, h: Tensor, target: Tensor, moves: Tensor) -> Tensor:
@@ -101,26 +76,21 @@ def _curvature(head: LinearHead, loss: CurvedLoss, h: Tensor, target: Tensor, mo
     return total
 
 
-def _by_forward_mode(head: Head, h: Tensor, target: Tensor, moves: Tensor, own: Params) -> HeadSlopes:
+def _by_forward_mode(head: Head, h: Tensor, target: Tensor, moves: Tensor) -> tuple[Tensor, Tensor]:
     normaliser, params = head.normaliser(h, target), head.params()
     zero = h.new_zeros(())
 
     def loss(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return head.loss(params, h + s * a + t * b, target, normaliser)
 
+    def first(a: Tensor) -> Tensor:
+        return _slope(lambda s: loss(a, a, s, zero), zero)
+
     def second(a: Tensor, b: Tensor) -> Tensor:
         return _slope(lambda t: _slope(lambda s: loss(a, b, s, t), zero), zero)
 
-    along = torch.zeros((), dtype=wide(h.dtype), device=h.device)
-    if own:
-        along = _slope(
-            lambda s: head.loss(
-                {n: p + s * own[n] if n in own else p for n, p in params.items()}, h, target, normaliser
-            ),
-            zero,
-        )
-    first = torch.stack([_slope(lambda s, a=a: loss(a, a, s, zero), zero) for a in moves])  # type: ignore[misc]
-    return HeadSlopes(first, torch.stack([torch.stack([second(a, b) for b in moves]) for a in moves]), along)
+    pairs = torch.stack([torch.stack([second(a, b) for b in moves]) for a in moves])
+    return torch.stack([first(a) for a in moves]), pairs
 
 
 def _slope(function: Callable[[Tensor], Any], at: Tensor) -> Tensor:

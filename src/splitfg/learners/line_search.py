@@ -14,12 +14,12 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
 from splitfg.estimators import Measure
-from splitfg.learners.slopes import Slope, best_scales, slopes_with_head
+from splitfg.learners.slopes import Slope, best_scales, slopes_along
 from splitfg.splitting import Role, Split
 from splitfg.types import Engine, Inputs, Params, Target
 
 MeanOverRows: TypeAlias = Callable[[Measure, Inputs, Target, int], Tensor]
-SlopesAlong: TypeAlias = Callable[[Sequence[Params], Params], tuple[Slope, Tensor]]
+SlopesAlong: TypeAlias = Callable[[Sequence[Params]], Slope]
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,16 @@ class LineSearch:
     along the decayed sum of past moves P ← h P + rho D: after a positive descent longer steps would have been better,
     after a negative one shorter steps,
 
-        rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
+        rho ← rho exp(q / 10),    q = clip(t, 0, 1) if t > 0, clip(t + 1/2, -1, 0) if t < 0,    t = E[d_P] / E[c_P],
 
-    beginning at cap / 1000 where the ratio is zero. With a ``horizon`` of 0, all steps use the ratio of single ones.
-
-    Once gradients are mostly noise, the loss rises along past moves at any useful learning rate, and the schedule, not
-    rho, has to take care of it. The head, whose rate is given, tells how much of this is usual: with its own past moves
-    Q, the trunk's may cost as much as these, as long as trunk and head take equal steps at most,
-
-        rho ← max(rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
-                  min(1, rho exp(clip((E[d_P] + a) / E[c_P], -1, 1) / 10))),    a = max(0, -E[d_Q]).
+    beginning at cap / 1000 where the ratio of single steps is zero. Between t = -1/2 and 0 rho stays: the moves were
+    longer than best for the present batch, yet its loss is lower than it would be without them, by d_P + c_P / 2 to
+    second order. Noise alone makes t negative at any useful learning rate, and it is the schedule that takes it out
+    again. With a ``horizon`` of 0, all steps use the ratio of single ones.
 
     With G groups of parameters, each has a rho of its own. All of them together minimise the quadratic
     -Σ_g E[d_g] s_g + Σ_gh s_g E[C_gh] s_h / 2, over 0 ≤ s ≤ cap for single steps and -1 ≤ s ≤ 1 for past moves, so that
-    groups that move the same outputs do not do so twice; a step takes G Jacobian-vector products. Each may cost a / G.
+    groups that move the same outputs do not do so twice; a step takes G Jacobian-vector products.
 
     The factor of a schedule multiplies the trunk's step as before. A measurement that is not finite leaves rho and the
     means as they are. The trunk never takes the last update of a training.
@@ -117,11 +113,11 @@ class LineSearch:
         """
         state, grouped = self._prepared(split), self._grouped(split)
 
-        def slopes(directions: Sequence[Params], head: Params) -> tuple[Slope, Tensor]:
-            return self._slopes(split, x, y, directions, head, mean)
+        def slopes(directions: Sequence[Params]) -> Slope:
+            return self._slopes(split, x, y, directions, mean)
 
         if self.horizon:
-            self._look_back(slopes, state, grouped, list(split.head_params()))
+            self._look_back(slopes, state, grouped)
         else:
             self._look_ahead(slopes, state, grouped)
         params = dict(split.model.named_parameters())
@@ -135,23 +131,23 @@ class LineSearch:
                     step.zero_()  # taken: an error before the next one must not repeat it
 
     def _slopes(
-        self, split: Split, x: Inputs, y: Target, directions: Sequence[Params], head: Params, mean: MeanOverRows | None
-    ) -> tuple[Slope, Tensor]:
+        self, split: Split, x: Inputs, y: Target, directions: Sequence[Params], mean: MeanOverRows | None
+    ) -> Slope:
         """Return descents and curvatures, of the rows of all processes if several share the batch."""
         if mean is None:
-            return slopes_with_head(split, x, y, directions, head, engine=self.engine)
+            return slopes_along(split, x, y, directions, engine=self.engine)
         count = len(directions)
 
         def measured(x: Inputs, y: Target) -> Tensor:
-            own, along_head = slopes_with_head(split, x, y, directions, head, engine=self.engine)
-            return torch.cat([own.descent, own.curvature.flatten(), along_head.reshape(1)])
+            own = slopes_along(split, x, y, directions, engine=self.engine)
+            return torch.cat([own.descent, own.curvature.flatten()])
 
-        found = mean(measured, x, y, count + count**2 + 1)
-        return Slope(found[:count], found[count:-1].reshape(count, count)), found[-1]
+        found = mean(measured, x, y, count + count**2)
+        return Slope(found[:count], found[count:].reshape(count, count))
 
     def _look_ahead(self, measure: SlopesAlong, state: Params, grouped: list[list[str]]) -> None:
         """Set rho to the best scale of the waiting step."""
-        slopes, _ = measure([{n: state[f"step/{n}"] for n in names} for names in grouped], {})
+        slopes = measure([{n: state[f"step/{n}"] for n in names} for names in grouped])
         factor, diagonal = state["factor"], slopes.curvature.diagonal()
         diagonal.clamp_(min=0)
         share = (1 - self.beta) * _finite(slopes)
@@ -160,12 +156,11 @@ class LineSearch:
             _average(state[name], value, share)
         state["rho"].copy_(best_scales(state["descent"], state["curvature"], most=self.cap))
 
-    def _look_back(self, measure: SlopesAlong, state: Params, grouped: list[list[str]], head: list[str]) -> None:
+    def _look_back(self, measure: SlopesAlong, state: Params, grouped: list[list[str]]) -> None:
         """Set rho to the best scale of the waiting step at first, and later change it by the slope along past moves."""
         early = state["taken"] < _EARLY  # on the device: a captured step runs the same operations every time
-        slopes, along_head = measure(
-            [{n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in names} for names in grouped],
-            {n: state[f"past/{n}"] for n in head},
+        slopes = measure(
+            [{n: torch.where(early, state[f"step/{n}"], state[f"past/{n}"]) for n in names} for names in grouped]
         )
         slopes.curvature.diagonal().clamp_(min=0)
         factor = torch.where(early, state["factor"], torch.ones_like(state["factor"]))
@@ -173,34 +168,23 @@ class LineSearch:
             share = (1 - self.beta) * (weight & _finite(slopes))
             _average(state[f"{kind}descent"], slopes.descent / factor, share)
             _average(state[f"{kind}curvature"], slopes.curvature / factor**2, share)
-        _average(state["head descent"], along_head, (1 - self.beta) * (~early & along_head.isfinite()))
         ahead = best_scales(state["descent"], state["curvature"], most=self.cap)
-        state["rho"].copy_(torch.where(early, ahead, self._stretched(state)))
-        state["taken"] += 1
-
-    def _stretched(self, state: Params) -> Tensor:
-        """Return rho changed by the slope along past moves, which may cost what those of the head cost."""
+        change = best_scales(state["past descent"], state["past curvature"], least=-1 - _SPARED, most=1)
+        # moves that lowered the loss are not shortened
+        change = change.clamp_min(0) + (change + _SPARED).clamp(max=0)
         rho = torch.where(state["rho"] > 0, state["rho"], _LEAST * self.cap)  # factors do not change a zero
-        allowed = (-state["head descent"]).clamp_min(0) / len(rho)
-
-        def changed(descent: Tensor) -> Tensor:
-            return rho * torch.exp(_PACE * best_scales(descent, state["past curvature"], least=-1, most=1))
-
-        equal = min(1.0, self.cap)
-        found = torch.maximum(changed(state["past descent"]), changed(state["past descent"] + allowed).clamp(max=equal))
-        return found.clamp(0, self.cap)
+        back = (rho * torch.exp(_PACE * change)).clamp(0, self.cap)
+        state["rho"].copy_(torch.where(early, ahead, back))
+        state["taken"] += 1
 
     @contextmanager
     def waiting(self, split: Split, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Take the trunk's part out of the optimizer's step in the body, and keep it for the next batch."""
         state, params = self._prepared(split), dict(split.model.named_parameters())
         names = self._names(split)
-        head = list(split.head_params()) if self.horizon else []
-        before = {n: params[n].detach().clone() for n in (*names, *head)}
+        before = {n: params[n].detach().clone() for n in names}
         yield
         with torch.no_grad():
-            for n in head:
-                state[f"past/{n}"].mul_(self.horizon).add_(params[n] - before[n])
             for n in names:
                 torch.sub(params[n], before[n], out=state[f"step/{n}"])
                 params[n].copy_(before[n])
@@ -253,10 +237,8 @@ class LineSearch:
         elif self._state["rho"].device != like.device:  # a checkpoint is read to the CPU
             self._state.update({name: value.to(like.device) for name, value in self._state.items()})
         raise_if(self._state_problems(groups))
-        self._state.setdefault("head descent", torch.zeros((), dtype=like.dtype, device=like.device))
-        moved = params | split.head_params()
-        keys = {f"step/{n}": n for n in names} | {f"past/{n}": n for n in moved if self.horizon}
-        self._state.update({key: torch.zeros_like(moved[n]) for key, n in keys.items() if key not in self._state})
+        keys = {f"{kind}/{n}": n for kind in (("step", "past") if self.horizon else ("step",)) for n in names}
+        self._state.update({key: torch.zeros_like(params[n]) for key, n in keys.items() if key not in self._state})
         return self._state
 
     def _begin(self, groups: int, like: Tensor) -> None:
@@ -283,6 +265,10 @@ _EARLY = 11
 
 _LEAST = 1e-3
 """Where a search with a horizon begins, as a share of the cap, if single steps find no descent."""
+
+_SPARED = 0.5
+"""Past moves are shortened if their best length, from a quadratic, is below this share of their own: by half of it they
+lowered the loss as much as they raised it again."""
 
 _PACE = 0.1
 """How far one measurement along past moves changes the logarithm of rho, at most."""

@@ -77,33 +77,14 @@ def slopes_along(
         >>> slopes_along(split, x, y, parts).curvature.shape
         torch.Size([4, 4])
     """
-    return slopes_with_head(split, x, y, directions, {}, engine=engine)[0]
-
-
-def slopes_with_head(
-    split: Split, x: Inputs, y: Target, directions: Sequence[Params], head: Params, *, engine: Engine | None = None
-) -> tuple[Slope, Tensor]:
-    """Measure the slopes of :func:`slopes_along`, and the descent along a direction of the head at the same h.
-
-    Args:
-        split: The network.
-        x: Inputs.
-        y: Target.
-        directions: D_g by parameter name.
-        head: A direction of the head's parameters, by the model's names; may be empty.
-        engine: How J D is found; forward mode by default.
-
-    Returns:
-        The slopes, and the descent along ``head`` with the trunk held constant, a scalar.
-    """
     with torch.no_grad():
         own = split.trunk_params()
         names = list(dict.fromkeys(name for direction in directions for name in direction))
         tangents = {n: torch.stack([d.get(n, torch.zeros_like(own[n])) for d in directions]) for n in names}
         f, params = split.trunk_function(x), {n: own[n] for n in names}
         h, dh = (engine or ForwardMode())(f, params, tangents)
-        found = head_slopes(split.head, h, y, dh, split.by_head_names(head))
-        return Slope(-found.first, found.second), -found.own
+    first, second = head_slopes(split.head, h, y, dh)
+    return Slope(-first, second)
 
 
 _SWEEPS = 20

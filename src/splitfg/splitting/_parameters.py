@@ -83,11 +83,8 @@ class SplitParameters:
 
     def head_view(self, params: Params) -> Params:
         """Return the head's parameters by its own names, with values from ``params`` where given."""
-        return {**self.head.params(), **self.by_head_names(params)}
-
-    def by_head_names(self, params: Params) -> Params:
-        """Rename values from the model's names to the head's own names, without those of other parameters."""
-        return {n: params[name] for n, name in self._head_names.items() if name in params}
+        own = self.head.params()
+        return {n: params.get(self._head_names[n], p) for n, p in own.items()}
 
     def _params(self, *roles: Role) -> Params:
         return {n: p.detach() for n, p in self.model.named_parameters() if self._role(n, p) in roles}
