@@ -16,9 +16,9 @@ from splitfg.numerics import widened
 from splitfg.types import Params
 
 _PACE = 0.05
-"""How far a measurement moves the mean of σ."""
-_GAIN = 2.0
-"""Size of z. A larger one learns G faster, and with more noise in the predictions."""
+"""How far a measurement moves the moments of σ."""
+_FLOOR = 0.05
+"""Smallest relative spread of σ. A smaller one is left out: dividing by it would only learn noise."""
 
 
 class NormedMaps(ExtendedMaps):
@@ -26,24 +26,24 @@ class NormedMaps(ExtendedMaps):
 
     A branch with a norm in front of it reads x / σ(x): σ is the standard deviation over features for a LayerNorm, and
     the root mean square for an RMSNorm. So the Jacobian from a point of the stream to its top is about I + A / σ(x),
-    and rows with small values pass more of the gradient through branches. With a running mean s_i of σ(x_i),
+    and rows with small values pass more of the gradient through branches. With running means s of σ and s₂ of σ²,
 
-        z_i = 2 (min(s_i / σ(x_i), bound) - 1),
+        z_i = ((s_i / σ(x_i) - 1) / c_i) within ±bound,    c_i² = s₂_i / s_i² - 1 + 0.05²,
 
-    the delta rule of :class:`MeanJacobian` learns a map of all rows and one for the deviation of 1 / σ,
+    has a mean of about 0 and a mean square of about 1, and the delta rule of :class:`MeanJacobian` learns
 
         rest = dx - Σ_i e_i (J_i + z_i G_i),
         J_i ← J_i + rate / (n + 2 D) Σ over rows of e_iᵀ rest,
         G_i ← G_i + rate / (n + 2 D) Σ over rows of z_i e_iᵀ rest / max(1, mean of z_i²),    n rows, D noises a row.
 
-    The first measurement finds s and has z = 0. Exact where the Jacobian is linear in 1 / σ(x) within the bound; biased
-    by everything else that varies between rows.
+    The first measurement finds the moments and has z = 0. Exact where the Jacobian is linear in 1 / σ(x) within the
+    bound; biased by everything else that varies between rows.
 
     Takes the stream's values from :class:`~splitfg.ParallelPull`.
 
     Args:
         rate: How far a step moves the maps.
-        bound: Largest s / σ, above 1. A nearly constant row has a large 1 / σ, and would otherwise overturn G.
+        bound: Largest z. A nearly constant row has a large 1 / σ, and would otherwise overturn the maps.
         centred: Whether norms subtract the mean over features, as LayerNorm does; ``False`` for RMSNorm.
         every: Measure at every n-th step only.
 
@@ -62,7 +62,7 @@ class NormedMaps(ExtendedMaps):
 
     def __init__(self, rate: float = 0.15, *, bound: float = 4.0, centred: bool = True, every: int = 1) -> None:
         found = rate_problems(rate)
-        found += [] if bound > 1 else [f"bound must be above 1, got {bound}"]
+        found += [] if bound > 0 else [f"bound must be positive, got {bound}"]
         raise_if(found)
         super().__init__(rate, every=every)
         self.bound, self.centred = bound, centred
@@ -80,15 +80,15 @@ class NormedMaps(ExtendedMaps):
         return seen
 
     def change(self, correlations: Params, *, rows: int, noises: int) -> Params:
-        """Scale the correlations by rate / (n + 2 D), and move the means of σ."""
+        """Scale the correlations by rate / (n + 2 D), and move the moments of σ."""
         scale = self.rate / (rows + 2 * noises)
         moved = Params()
         for name in [name for name in correlations if "/" not in name]:
             moved[name] = scale * correlations[name]
-            # where σ varies much, the mean square of z exceeds 1, and a rate of 1 would diverge
+            # a skewed σ gives z a mean square above 1, with which a rate of 1 would diverge
             squares = (correlations[f"{name}/squares"] / rows).clamp_min(1)
             moved[f"{name}/scaled"] = scale * correlations[f"{name}/scaled"] / squares
-            moved[f"{name}/sigma"] = self._moved_mean(name, correlations[f"{name}/sigma"] / rows)
+            moved[f"{name}/moments"] = self._moved_moments(name, correlations[f"{name}/moments"] / rows)
         return moved
 
     def _columns(self, name: str, e: Tensor) -> Tensor:
@@ -100,8 +100,10 @@ class NormedMaps(ExtendedMaps):
         return self._columns(name, r)
 
     def _sums(self, name: str, columns: Tensor) -> Params:  # noqa: ARG002
-        """Return the sums of σ and of z² over rows."""
-        return {f"{name}/sigma": self._sigma(name).sum(), f"{name}/squares": self._z(name).square().sum()}
+        """Return sums over rows: of σ and σ², and of z²."""
+        sigma, z = self._sigma(name), self._z(name)
+        moments = torch.stack([sigma.sum(), sigma.square().sum()])
+        return {f"{name}/moments": moments, f"{name}/squares": z.square().sum()}
 
     def _sigma(self, name: str) -> Tensor:
         """Return σ at a point, ``(n,)``."""
@@ -112,19 +114,21 @@ class NormedMaps(ExtendedMaps):
         return x.square().mean(-1).sqrt()
 
     def _z(self, name: str) -> Tensor:
-        """Return z at a point, ``(n,)``; zeros before there is a mean of σ."""
+        """Return z at a point, ``(n,)``; zeros before there are moments.
+
+        The deviation of s / σ from 1 is used, not s / σ itself: e and e s / σ are nearly the same column where σ varies
+        little, and the delta rule learns their difference slowly. Divided by c, it learns as fast as J does.
+        """
         sigma = self._sigma(name)
-        if f"{name}/sigma" not in self._maps:
+        if f"{name}/moments" not in self._maps:
             return torch.zeros_like(sigma)
         tiny = torch.finfo(sigma.dtype).tiny
-        ratio = self._held(f"{name}/sigma", sigma).to(sigma.dtype).clamp_min(tiny) / sigma.clamp_min(tiny)
-        # The deviation from 1, not the ratio: e and e s / σ are nearly the same column where σ varies little, and the
-        # delta rule then learns the sum of their maps twice as fast, and the difference slowly. Dividing z by its
-        # standard deviation would learn G as fast as J, but G explains less and would bring as much noise.
-        return _GAIN * (ratio.clamp(max=self.bound) - 1)
+        mean, square = self._held(f"{name}/moments", sigma).to(sigma.dtype).clamp_min(tiny).unbind()
+        spread = ((square / mean / mean - 1).clamp_min(0) + _FLOOR**2).sqrt()
+        return ((mean / sigma.clamp_min(tiny) - 1) / spread).clamp(-self.bound, self.bound)
 
-    def _moved_mean(self, name: str, found: Tensor) -> Tensor:
-        """Return the change of the mean of σ: the first one, or a step towards that of this batch."""
-        if f"{name}/sigma" not in self._maps:
+    def _moved_moments(self, name: str, found: Tensor) -> Tensor:
+        """Return the change of the moments: the first ones, or a step towards those of this batch."""
+        if f"{name}/moments" not in self._maps:
             return found
-        return _PACE * (found - self._held(f"{name}/sigma", found))
+        return _PACE * (found - self._held(f"{name}/moments", found))

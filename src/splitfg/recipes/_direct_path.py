@@ -141,15 +141,14 @@ class NormedMapsFeedback(FeedbackRecipe):
 
     Attributes:
         rate: Step size of the maps' updates, in (0, 1].
-        bound: Largest mean scale over that of a row, above 1.
+        bound: Largest weight of a row in the map of scales.
     """
 
     rate: float = 0.15
     bound: float = 4.0
 
     def __post_init__(self) -> None:
-        wrong = [] if self.bound > 1 else [f"bound must be above 1, got {self.bound}"]
-        raise_if(_rate_problems(self.rate) + wrong)
+        raise_if(_rate_problems(self.rate) + not_positive(self, "bound"))
 
     def build(self) -> Feedback:
         """Return :class:`~splitfg.feedback.NormedMaps`."""
