@@ -15,7 +15,6 @@ from splitfg.feedback._gated import GatedMaps
 from splitfg.feedback._map_rules import AlignedMaps, DeltaRule, FixedMaps, ForwardDFA, MapRule, Proximal
 from splitfg.feedback._maps import Feedback, LearnedMaps, NoiseControl, RandomMaps, UnchangedFeedback
 from splitfg.feedback._mean_jacobian import MeanJacobian
-from splitfg.feedback._normed import NormedMaps
 from splitfg.feedback._probes import (
     CoarseReadout,
     Difference,
@@ -51,7 +50,6 @@ __all__ = [
     "MismatchedPassError",
     "Noise",
     "NoiseControl",
-    "NormedMaps",
     "Pace",
     "Probe",
     "Proximal",

@@ -14,7 +14,6 @@ from splitfg.recipes._direct_path import (
     IdentityFeedback,
     MeanJacobianFeedback,
     NoiseFeedback,
-    NormedMapsFeedback,
     ParallelPullMethod,
     RandomFeedback,
 )
@@ -88,7 +87,6 @@ __all__ = [
     "MethodRecipe",
     "Muon",
     "NoiseFeedback",
-    "NormedMapsFeedback",
     "OptimizerRecipe",
     "OrthogonalLaw",
     "ParallelPullMethod",

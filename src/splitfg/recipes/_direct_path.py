@@ -136,28 +136,6 @@ class GatedMapsFeedback(FeedbackRecipe):
 
 
 @dataclass(frozen=True)
-class NormedMapsFeedback(FeedbackRecipe):
-    """Mean-Jacobian maps that follow the scale of the stream's value; for the parallel pull of pre-norm blocks.
-
-    Attributes:
-        rate: Step size of the maps' updates, in (0, 1].
-        bound: Largest weight of a row in the map of scales.
-    """
-
-    rate: float = 0.15
-    bound: float = 4.0
-
-    def __post_init__(self) -> None:
-        raise_if(_rate_problems(self.rate) + not_positive(self, "bound"))
-
-    def build(self) -> Feedback:
-        """Return :class:`~splitfg.feedback.NormedMaps`."""
-        from splitfg.feedback import NormedMaps
-
-        return NormedMaps(self.rate, bound=self.bound)
-
-
-@dataclass(frozen=True)
 class AttentionMapsFeedback(FeedbackRecipe):
     """Mean-Jacobian maps that carry gradients back along attention weights.
 

@@ -30,7 +30,6 @@ from splitfg.recipes import (
     MeanJacobianFeedback,
     MethodRecipe,
     NoiseFeedback,
-    NormedMapsFeedback,
     ParallelPullMethod,
     RandomFeedback,
     RelayRoute,
@@ -124,9 +123,6 @@ RUNGS: dict[str, Rung] = {
     "pull-maps": Rung("Maps, one pull", _pull(SLOW_MAPS), (0.1, 0.06, 0.3), "2n + 2", seeds=THREE),
     "pull-maps-limited": Rung("Maps, rows limited, one pull", _pull(_SLOW_LIMITED_MAPS), (0.1,), "2n + 2"),
     "pull-gated": Rung("Maps gated by cluster, one pull", _pull(GatedMapsFeedback(0.09)), (0.1,), "2n + 2"),
-    "pull-normed": Rung(
-        "Maps scaled by the stream's norm, one pull", _pull(NormedMapsFeedback(0.09)), (0.1,), "2n + 2"
-    ),
     "pull-maps-attention": Rung(
         "Maps along attention, one pull", _pull(AttentionMapsFeedback(SLOW_MAPS.rate)), (0.1,), "2n + 2"
     ),
@@ -153,12 +149,6 @@ RUNGS: dict[str, Rung] = {
     "pull-attention-blocks": Rung(
         "Maps along attention between transformer blocks, one pull",
         _pull(AttentionMapsFeedback(SLOW_MAPS.rate), group=2),
-        (0.1,),
-        "2n + 4",
-    ),
-    "pull-normed-blocks": Rung(
-        "Maps scaled by the stream's norm between transformer blocks, one pull",
-        _pull(NormedMapsFeedback(0.09), group=2),
         (0.1,),
         "2n + 4",
     ),
