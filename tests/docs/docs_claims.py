@@ -89,6 +89,9 @@ def fixed(*pieces: str) -> tuple[Claim, ...]:
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     "README.md": (
+        claim("One pull of whole transformer blocks has {} after", ppl("pull-fastmaps-blocks-rho0.1-10")),
+        claim("in memory ({} and {} MiB with {} transformer blocks)", ladder_mib("pull-maps-blocks"),
+              ladder_mib("backprop-both"), 16),
         *fixed("after 300 steps; means over five folds"),
         claim("at most {} points of accuracy and {} of RMSE behind backprop", behind("accuracy"), behind("rmse")),
         *fixed("a GPT with 4 blocks", "Over 60 epochs"),
