@@ -235,7 +235,7 @@ class TestLookingBack:
             torch.testing.assert_close(search.state_dict()[f"past/{n}"], moved)
 
     def test_groups_change_together(self):
-        """rho_g ← rho_g exp(q_g / 10), from the s in [-1.5, 1] that minimises the quadratic along past moves."""
+        """rho_g ← rho_g exp(s_g / 10), with the s in [-1, 1] that minimises the quadratic along past moves."""
         s, x, y = problem()
         first, *rest = s.trunk_params()
         search = LineSearch(beta=0.0, groups=(first,), horizon=0.5, cap=1e3)
@@ -247,31 +247,11 @@ class TestLookingBack:
         past = [{n: before[f"past/{n}"] for n in names} for names in ([first], rest)]
         slopes = slopes_along(s, fresh_x, fresh_y, past)
         search.advance(s, fresh_x, fresh_y)
-        grid = torch.cartesian_prod(*[torch.linspace(-1.5, 1, 2501, dtype=slopes.descent.dtype)] * 2)
+        grid = torch.cartesian_prod(*[torch.linspace(-1, 1, 2001, dtype=slopes.descent.dtype)] * 2)
         values = 0.5 * (grid @ slopes.curvature * grid).sum(-1) - grid @ slopes.descent
-        best = grid[values.argmin()]
-        assert (best > 0).all() or (best < -0.5).any()  # rho changes
-        change = best.clamp_min(0) + (best + 0.5).clamp(max=0)
-        expected = (before["rho"] * torch.exp(change / 10)).clamp(max=search.cap)
+        expected = (before["rho"] * torch.exp(grid[values.argmin()] / 10)).clamp(max=search.cap)
         torch.testing.assert_close(search.rho, expected, rtol=2e-4, atol=0)
         assert search.rho[0] / search.rho[1] != before["rho"][0] / before["rho"][1]
-
-    @pytest.mark.parametrize(("length", "change"), [(0.5, 1.0), (-0.3, 0.0), (-0.7, -0.2), (-9.0, -1.0)])
-    def test_moves_that_lowered_the_loss_are_not_shortened(self, length, change):
-        """t is the best length of past moves less their own; the loss without them is higher as long as t > -1/2."""
-        s, x, y = problem()
-        search = LineSearch(beta=0.0, horizon=0.9)
-        learner = GradientLearner(s, Backprop(), SGD(lr=0.1).build(s), max_norm=None, line_search=search)
-        for _ in range(14):
-            learner.step(x, y, generator=generator())
-        state, g = search.state_dict(), exact(s, x, y)
-        step = slope_along(s, x, y, {n: -g[n] for n in s.trunk_params()})
-        for n in s.trunk_params():  # d / c of a direction a D is (d / c of D) / a
-            state[f"past/{n}"].copy_(-g[n] * step.descent / step.curvature / length)
-        state["rho"].fill_(0.2)
-        search.advance(s, x, y)
-        expected = 0.2 * torch.exp(torch.tensor(0.1 * min(change, length) if length > 0 else 0.1 * change))
-        torch.testing.assert_close(search.rho, expected.to(search.rho))
 
     def test_it_is_the_default(self):
         assert LineSearch() == LineSearch(horizon=0.99)

@@ -40,12 +40,9 @@ class LineSearch:
     along the decayed sum of past moves P ← h P + rho D: after a positive descent longer steps would have been better,
     after a negative one shorter steps,
 
-        rho ← rho exp(q / 10),    q = clip(t, 0, 1) if t > 0, clip(t + 1/2, -1, 0) if t < 0,    t = E[d_P] / E[c_P],
+        rho ← rho exp(clip(E[d_P] / E[c_P], -1, 1) / 10),
 
-    beginning at cap / 1000 where the ratio of single steps is zero. Between t = -1/2 and 0 rho stays: the moves were
-    longer than best for the present batch, yet its loss is lower than it would be without them, by d_P + c_P / 2 to
-    second order. Noise alone makes t negative at any useful learning rate, and it is the schedule that takes it out
-    again. With a ``horizon`` of 0, all steps use the ratio of single ones.
+    beginning at cap / 1000 where the ratio is zero. With a ``horizon`` of 0, all steps use the ratio of single ones.
 
     With G groups of parameters, each has a rho of its own. All of them together minimise the quadratic
     -Σ_g E[d_g] s_g + Σ_gh s_g E[C_gh] s_h / 2, over 0 ≤ s ≤ cap for single steps and -1 ≤ s ≤ 1 for past moves, so that
@@ -169,9 +166,7 @@ class LineSearch:
             _average(state[f"{kind}descent"], slopes.descent / factor, share)
             _average(state[f"{kind}curvature"], slopes.curvature / factor**2, share)
         ahead = best_scales(state["descent"], state["curvature"], most=self.cap)
-        change = best_scales(state["past descent"], state["past curvature"], least=-1 - _SPARED, most=1)
-        # moves that lowered the loss are not shortened
-        change = change.clamp_min(0) + (change + _SPARED).clamp(max=0)
+        change = best_scales(state["past descent"], state["past curvature"], least=-1, most=1)
         rho = torch.where(state["rho"] > 0, state["rho"], _LEAST * self.cap)  # factors do not change a zero
         back = (rho * torch.exp(_PACE * change)).clamp(0, self.cap)
         state["rho"].copy_(torch.where(early, ahead, back))
@@ -265,10 +260,6 @@ _EARLY = 11
 
 _LEAST = 1e-3
 """Where a search with a horizon begins, as a share of the cap, if single steps find no descent."""
-
-_SPARED = 0.5
-"""Past moves are shortened if their best length, from a quadratic, is below this share of their own: by half of it they
-lowered the loss as much as they raised it again."""
 
 _PACE = 0.1
 """How far one measurement along past moves changes the logarithm of rho, at most."""
