@@ -257,7 +257,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         *fixed("Adam with an eps of 1e-6 and rho = 0.3", "the usual eps of 1e-8", "12 blocks of width 768"),
         claim("has {}. With AdamW", ppl("tuned-rho0.3")),
         claim("backprop has {} there.", ppl("backprop-tuned")),
-        claim("one pull has {} and two have {}; one pull has {} if its maps follow three times faster, and {} with maps",
+        claim("one pull has {} and two have {}; one pull has {} if its maps follow three times faster, and {} with",
               *(ppl(f"{name}-rho0.1-10") for name in ("pull-maps-blocks", "pull2-maps-blocks", "pull-fastmaps-blocks",
                                                       "pull-attention-blocks"))),
         claim("in place of r has {}, above the", ppl("noise-rho0.03-10")),
