@@ -108,6 +108,13 @@ def test_activity_tangents_of_a_gpt():
     names = [name for name in trunk_names(s) if "blocks" in name or "norm" in name]
     assert set(trunk_names(s)) - set(estimate.grads) == set(trunk_names(s)) - set(names) == {"trunk.position"}
     assert fair(draw(ActivityFG(K), s, x, y, names), flat(exact(s, x, y), names))
+    # the table among the layers: the head alone trains it
+    both = ActivityFG(K, Activities(("token", "blocks.0.mlp.out"), top="norm"))(s, x, y, generator=generator())
+    alone = ActivityFG(K, Activities(("blocks.0.mlp.out",), top="norm"))(s, x, y, generator=generator())
+    assert both.grads.keys() == alone.grads.keys()
+    assert all(torch.equal(g, alone.grads[n]) for n, g in both.grads.items())
+    with pytest.raises(SplitError, match="the head alone trains every layer of the activities"):
+        ActivityFG(K, Activities(("token",), top="norm"))(s, x, y, generator=generator())
     with pytest.raises(SplitError, match=r"trunk.token.weight is trained as part of the trunk too .* Tied.EXCLUDE"):
         ActivityFG(K)(Split(trunk, LinearHead(trunk.tied_linear()), tied="include"), x, y, generator=generator())
 

@@ -172,7 +172,7 @@ class ActivityFG:
             chosen = split.trunk.activities() if isinstance(split.trunk, ActivityTrunk) else Activities()
         if not skip_checks():
             raise_if(chosen.problems(split.trunk) or _tied_problems(split, chosen))
-        return chosen
+        return _without_head_layers(split, chosen)
 
     def _validate_estimate(self, split: Split, chosen: Activities, x: Inputs, y: Target) -> None:
         """Validate on the first batch, and on the first with several rows, that the estimate is unbiased.
@@ -269,6 +269,22 @@ _ROWS = 8
 """Samples of the first batch that the validation takes."""
 
 _NO_CALLS = "the trunk calls none of its layers, and reads their weights by itself: call the layers, or use SplitFG()"
+
+
+def _without_head_layers(split: Split, chosen: Activities) -> Activities:
+    """Return the activities without layers all of whose parameters the head alone trains, such as a tied table.
+
+    Raises:
+        SplitError: If no layer is left.
+    """
+    if split.tied is Tied.INCLUDE:
+        return chosen
+    tied = {id(p) for name, p in split.model.named_parameters() if split.roles.get(name) is Role.TIED}
+    names = chosen.names(split.trunk)
+    own = tuple(n for n in names if any(id(p) not in tied for p in split.trunk.get_submodule(n).parameters()))
+    words = "the head alone trains every layer of the activities"
+    raise_if([] if own else [f"{words} ({shorten(names)}): name others, or pass tied=Tied.INCLUDE"])
+    return chosen if own == names else replace(chosen, layers=own)
 
 
 def _tied_problems(split: Split, chosen: Activities) -> list[str]:
