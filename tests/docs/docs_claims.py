@@ -90,10 +90,8 @@ def fixed(*pieces: str) -> tuple[Claim, ...]:
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     "README.md": (
         *fixed("Adam's eps is 1e-6; with 1e-5,"),
-        claim("backprop's {} with seed 0 falls to {},", *seeds("tuned-rho0.3-10", 1), ppl("backprop-eps1e-05-10")),
+        claim("backprop's {} with seed 0 falls to {}.", *seeds("tuned-rho0.3-10", 1), ppl("backprop-eps1e-05-10")),
         claim("One pull of whole transformer blocks has {} after", ppl("pull-fastmaps-blocks-rho0.1-10")),
-        claim("in memory ({} and {} MiB with {} transformer blocks)", ladder_mib("pull-maps-blocks"),
-              ladder_mib("backprop-both"), 16),
         *fixed("after 300 steps; means over five folds"),
         claim("at most {} points of accuracy and {} of RMSE behind backprop", behind("accuracy"), behind("rmse")),
         *fixed("a GPT with 4 blocks", "Over 60 epochs"),

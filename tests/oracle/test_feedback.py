@@ -158,7 +158,7 @@ def test_exact_where_nothing_reads_the_stream(lean):
     estimate, expected = DirectPath(lean=lean)(s, x, y), Backprop()(s, x, y)
     assert set(estimate.grads) == set(expected.grads)
     assert_same(estimate.grads, expected.grads, expected.grads)
-    assert estimate.loss == expected.loss
+    torch.testing.assert_close(estimate.loss, expected.loss, rtol=1e-14, atol=0)  # summed in another order
 
 
 class Added(nn.Module):
