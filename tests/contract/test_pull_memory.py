@@ -1,4 +1,4 @@
-"""One pull needs less memory than checkpointed backpropagation, and writes into nobody else's tensors."""
+"""One pull needs less memory than checkpointed backpropagation, and writes into no tensor that the caller holds."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_inputs_of_pulled_blocks_are_released():
 
 
 class Sharing(Head):
-    """A linear head whose gradients share memory, as autograd's may; keeps copies of tensors that nobody may change."""
+    """A linear head whose gradients share memory, as autograd's may; keeps copies of tensors that must not change."""
 
     def __init__(self, inner):
         super().__init__(inner.output_loss)
