@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -25,6 +26,7 @@ from splitfg.sites import (
     Puller,
     Recorder,
     Recording,
+    TableRows,
     attention_above_blocks,
     block_inputs,
     block_points,
@@ -143,15 +145,18 @@ class ParallelPull:
             seen = replace(seen, noise={}, response=None)  # frees them before the head's outputs exist
             head = HeadPass(split, y)
             u, exact = head.u(0, seen.h, y), head.result()
-            tied = [inner for inner, outer in names_of(split.trunk, split.model).items() if outer in exact.grads]
+            names = names_of(split.trunk, split.model)
+            tied = [inner for inner, outer in names.items() if outer in exact.grads]
             plan = PullPlan(self.pulls, self.group, self.own_block, self.skips)
             pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states, tied)
             del seen  # the pass drops the input of every block that it has pulled
             trunk = split.named_trunk_grads(pass_.grads())
             norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
-            norms["trunk"] = norm({**trunk, **_looked_up(pass_)}, like=exact.u)
+            trained = split.trunk_params()  # without tables that the head alone trains
+            lookups = [(names[inner], rows) for inner, rows in pass_.lookups if names[inner] in trained]
+            norms["trunk"] = norm(trunk | {f"{i}": rows.values for i, (_, rows) in enumerate(lookups)}, like=exact.u)
             check_gradients(norms)
-            grads = _total(split, exact.grads, trunk, pass_)
+            grads = _total(exact.grads, trunk, lookups)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         biased = self.own_block or self.pulls < path.groups(self.group)
         stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
@@ -244,18 +249,12 @@ class ParallelPull:
         return found, lambda split, total: total.updated(change(total.sums)).completed(split)
 
 
-def _looked_up(pass_: PullPass) -> Params:
-    """Return the gradients of the rows that were looked up in tied tables."""
-    return {f"{i}": rows.values for i, (_, rows) in enumerate(pass_.lookups)}
-
-
-def _total(split: Split, head: Params, trunk: Params, pass_: PullPass) -> Params:
+def _total(head: Params, trunk: Params, lookups: Sequence[tuple[str, TableRows]]) -> Params:
     """Add the trunk's gradients to the head's in place, each with its own memory."""
     total = add_into(head, trunk)
     total = dict(zip(total, each_its_own(total.values()), strict=True))
-    for inner, rows in pass_.lookups:
-        for name in split.named_trunk_grads({inner: rows.values}):  # none if the head alone trains the table
-            rows.add_to(total[name])
+    for name, rows in lookups:
+        rows.add_to(total[name])
     return total
 
 

@@ -12,7 +12,7 @@ from torch.func import jvp
 from splitfg.heads._base import Head
 from splitfg.heads._linear import LinearHead
 from splitfg.heads._output_loss import RowData
-from splitfg.heads._tiles import row_slices
+from splitfg.heads._tiles import slices
 from splitfg.numerics import wide, widened
 
 
@@ -69,7 +69,7 @@ def _curvature(head: LinearHead, loss: CurvedLoss, h: Tensor, target: Tensor, mo
     normaliser, flat = head.normaliser(h, target), h.reshape(-1, h.shape[-1])
     labels, moved = head.output_loss.fold(target, width), moves.reshape(len(moves), *flat.shape)
     total = flat.new_zeros(len(moves), len(moves), dtype=wide(h.dtype))
-    for part in row_slices(len(flat), max(1, head.block // width)):
+    for part in slices(len(flat), max(1, head.block // (width * len(moves)))):
         rows = head.output_loss.rows(labels[part], normaliser, width, wide(h.dtype))
         z, dz = head.outputs(params, flat[part]), head.outputs(weights, moved[:, part])
         total += loss.curvature(widened(z), widened(dz), rows)

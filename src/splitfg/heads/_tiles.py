@@ -32,9 +32,9 @@ def tiles(n: int, width: int, limit: int) -> Tiles:
     tall = max(1, min(n, math.isqrt(limit)))
     wide = limit // tall
     if wide >= width:
-        return Tiles(row_slices(n, max(1, limit // width)), (slice(0, width),))
+        return Tiles(slices(n, max(1, limit // width)), (slice(0, width),))
     even = math.ceil(width / math.ceil(width / wide))
-    return Tiles(row_slices(n, tall), row_slices(width, padded(even) if padded(even) <= wide else even))
+    return Tiles(slices(n, tall), slices(width, padded(even) if padded(even) <= wide else even))
 
 
 def aligned(block: slice) -> tuple[slice, ...]:
@@ -49,6 +49,6 @@ def padded(width: int) -> int:
     return width if width < _MANY else math.ceil(width / _ALIGNED) * _ALIGNED
 
 
-def row_slices(count: int, size: int) -> tuple[slice, ...]:
-    """Cut ``count`` rows into slices of at most ``size``."""
+def slices(count: int, size: int) -> tuple[slice, ...]:
+    """Cut ``count`` rows or columns into slices of at most ``size``."""
     return tuple(slice(start, min(start + size, count)) for start in range(0, max(count, 1), size))
