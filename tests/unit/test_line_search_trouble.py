@@ -1,4 +1,4 @@
-"""The line search in trouble: batches that are not finite, errors between steps, changed settings, no descent."""
+"""The line search in trouble: batches that are not finite, changed settings, parameters that thaw, resumed runs."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from splitfg import Backprop, CosineWithWarmup, GradientLearner, LineSearch, Spl
 from splitfg.recipes import SGD, Adam
 
 X, Y = noise(32, 5), classes(32, count=3)
-SEARCHES = [{}, {"horizon": 0.0}, {"groups": ("*weight",)}, {"groups": ("*weight",), "horizon": 0.0}]
+SEARCHES = [{}, {"groups": ("*weight",)}]
 
 
 def learner(optimizer=None, **settings):
@@ -26,61 +26,49 @@ def weights(made):
 
 
 @pytest.mark.parametrize("settings", SEARCHES)
-def test_a_batch_that_is_not_finite_leaves_network_and_search_usable(settings):
+@pytest.mark.parametrize("steps", [0, 14])
+def test_a_batch_that_is_not_finite_leaves_network_and_search_as_they_are(settings, steps):
     made = learner(**settings)
-    stepped(made, 14)
-    bad, known = X.clone(), {n: v.clone() for n, v in made.line_search.state_dict().items() if "/" not in n}
-    bad[0, 0] = float("nan")
-    with pytest.raises(SplitError, match="not finite"):
-        made.step(bad, Y, generator=generator())
-    assert all(p.isfinite().all() for p in weights(made).values())
-    for name in ("descent", "curvature"):
-        assert torch.equal(made.line_search.state_dict()[name], known[name])
-    before = float(stepped(made, 1)[0].loss)
-    assert float(stepped(made, 5)[-1].loss) < before
-
-
-def test_an_error_after_the_trunks_step_does_not_repeat_it():
-    made = learner(SGD(0.1), cap=0.25)
-    stepped(made, 3)
-    start, step = weights(made), made.line_search.state_dict()
-    waiting = {n.removeprefix("step/"): v.clone() for n, v in step.items() if n.startswith("step/")}
-    bad = X.clone()
+    stepped(made, steps)
+    bad, start = X.clone(), weights(made)
+    known = {n: v.clone() for n, v in made.line_search.state_dict().items()}
     bad[0, 0] = float("nan")
     for _ in range(2):
         with pytest.raises(SplitError, match="not finite"):
             made.step(bad, Y, generator=generator())
-    rho = made.line_search.rho
-    assert rho == 0.25
-    for n, moved in waiting.items():
-        torch.testing.assert_close(weights(made)[n], start[n] + rho * moved)
+    assert all(torch.equal(p, start[n]) for n, p in weights(made).items())
+    for name, value in known.items():
+        assert torch.equal(made.line_search.state_dict()[name], value)
+    before = float(stepped(made, 1)[0].loss)
+    assert float(stepped(made, 5)[-1].loss) < before
 
 
-def test_parameters_may_thaw():
+def test_a_parameters_path_begins_when_it_thaws():
     made = learner()
     layer = made.split.trunk[0]
     layer.requires_grad_(False)
     stepped(made, 3)
-    before = weights(made)
     layer.requires_grad_(True)
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    before = weights(made)
     stepped(made, 3)
+    assert torch.equal(made.line_search.state_dict()["start/trunk.0.weight"], before["trunk.0.weight"])
     moved = [n for n, p in weights(made).items() if not torch.equal(p, before[n])]
     assert {"trunk.0.weight", "trunk.2.weight"} <= set(moved)
 
 
-@pytest.mark.parametrize(
-    ("saved", "settings", "words"),
-    [
-        ({"groups": ("*weight",)}, {}, "has 1 groups of parameters, its state 2"),
-        ({"horizon": 0.0}, {}, "has a horizon, and its state is that of a search without one"),
-    ],
-)
-def test_a_checkpoint_of_other_settings_raises(saved, settings, words):
-    first, second = learner(**saved), learner(**settings)
+def test_a_checkpoint_of_other_groups_raises():
+    first, second = learner(groups=("*weight",)), learner()
     stepped(first, 2)
     second.load_state_dict(first.state_dict())
-    with pytest.raises(SplitError, match=f"{words}: resume with the settings of the checkpoint"):
+    with pytest.raises(SplitError, match="has 1 groups of parameters, its state 2: resume with the settings of the"):
         stepped(second, 1)
+
+
+def test_a_checkpoint_of_an_earlier_version_raises():
+    with pytest.raises(SplitError, match="is of an earlier version: train anew"):
+        LineSearch().load_state_dict({"rho": torch.ones(1), "descent": torch.ones(1)})
 
 
 def test_patterns_as_one_text_raise():
@@ -88,17 +76,19 @@ def test_patterns_as_one_text_raise():
         LineSearch(groups="*weight")
 
 
-def test_a_horizon_goes_on_where_single_steps_find_no_descent():
-    made = learner(SGD(0.1), horizon=0.9, cap=2.0)
-    for _ in range(11):
+def test_a_trunk_without_trained_parameters_raises():
+    made = learner(SGD(0.1))
+    made.split.trunk.requires_grad_(False)
+    with pytest.raises(SplitError, match="no trained parameter of its own"):
         stepped(made, 1)
-        for name, value in made.line_search.state_dict().items():
-            if name.startswith("step/"):
-                value.neg_()  # uphill
-    assert made.line_search.rho == 0
-    found = [float(s.metrics["rho"]) for s in stepped(made, 40)]
-    assert found[0] == pytest.approx(2e-3, rel=0.2)
-    assert found[-1] > found[0]  # downhill again: longer steps would have been better
+
+
+def test_rho_of_a_half_precision_trunk_is_a_float():
+    """Changes of rho are smaller than the steps between numbers of bfloat16."""
+    made = learner()
+    made.split.model.bfloat16()
+    made.line_search._prepared(made.split)
+    assert made.line_search.rho.dtype == torch.float32
 
 
 @pytest.mark.parametrize("settings", SEARCHES)

@@ -233,7 +233,7 @@ class CapturedLearner:
         assert self._generator is not None
         x, y = self._look_up()
         stats = self._fast.fill_grads(x, y, generator=self._generator)
-        with self._fast.around_step():
+        with self._fast.around_step(self._rates.factor):
             self._rates.step()
         return stats
 

@@ -38,7 +38,7 @@ class GradientLearner:
             the head's exact gradient.
         prediction: Returns a prediction of the trunk's gradient before every step, as a control variate;
             :class:`~splitfg.SplitFG` only.
-        line_search: Scales the trunk's steps; build the optimizer with rho = 1.
+        line_search: Learns the scale rho of the trunk's steps; build the optimizer with rho = 1.
         log: Called with the clipped estimate of every step, such as a :class:`~splitfg.distributed.ScoreLog`.
 
     Attributes:
@@ -103,15 +103,19 @@ class GradientLearner:
             generator: Source of randomness.
         """
         stats = self.fill_grads(x, y, generator=generator)
-        with self.around_step():
+        with self.around_step(self.update.optimizer.factor):
             self.update.optimizer.step()
         return stats
 
-    def around_step(self) -> AbstractContextManager[None]:
-        """Return a context for the optimizer's step, which a line search takes the trunk's part out of."""
+    def around_step(self, factor: Tensor | float) -> AbstractContextManager[None]:
+        """Return a context for the optimizer's step, whose trunk part a line search scales.
+
+        Args:
+            factor: The schedule's factor of this step.
+        """
         if self.line_search is None:
             return nullcontext()
-        return self.line_search.waiting(self.split, self.update.optimizer.optimizer)
+        return self.line_search.scaling(self.split, factor)
 
     def with_compiled(self, compile_: Compile) -> GradientLearner:
         """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""

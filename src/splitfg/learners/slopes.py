@@ -85,18 +85,3 @@ def slopes_along(
         h, dh = (engine or ForwardMode())(f, params, tangents)
     first, second = head_slopes(split.head, h, y, dh)
     return Slope(-first, second)
-
-
-_SWEEPS = 20
-"""Rounds of coordinate descent: enough for a few groups."""
-
-
-def best_scales(descent: Tensor, curvature: Tensor, *, least: float = 0.0, most: float) -> Tensor:
-    """Return the minimiser of -d·s + sᵀCs / 2 over the box least ≤ s ≤ most, by coordinate descent from zero."""
-    scales = torch.zeros_like(descent)
-    own = curvature.diagonal().clamp_min(torch.finfo(descent.dtype).tiny)
-    for _ in range(_SWEEPS if len(descent) > 1 else 1):
-        for g in range(len(descent)):
-            rest = descent[g] - curvature[g] @ scales + curvature[g, g] * scales[g]
-            scales[g] = (rest / own[g]).clamp(least, most)
-    return scales

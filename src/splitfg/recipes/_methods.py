@@ -133,7 +133,7 @@ class MethodRecipe(TableMethod):
         trunk = (network.plain_trunk if self.plain_trunk else network.trunk)(shape.features, generator)
         split = Split(trunk, network.build_head(shape, generator))
         optimizer = recipe.optimizer.build(split, rho=recipe.rho)
-        search = LineSearch(horizon=recipe.horizon) if recipe.adaptive else None
+        search = LineSearch() if recipe.adaptive else None
         return GradientLearner(split, self.build(), optimizer, max_norm=recipe.clip, line_search=search)
 
 

@@ -223,7 +223,6 @@ class TableRecipe:
         rho: Trunk step scale.
         clip: Joint clipping bound.
         adaptive: Let a line search find the trunk step scale, for gradient methods; rho must be 1.
-        horizon: Decay of the past moves that the line search looks back on; 0 for single steps.
 
     Example:
         >>> import torch
@@ -239,7 +238,6 @@ class TableRecipe:
     rho: float = 1.0
     clip: float = 1.0
     adaptive: bool = False
-    horizon: float = 0.99
 
     def __post_init__(self) -> None:
         raise_if(adaptive_problems(self.adaptive, self.rho))

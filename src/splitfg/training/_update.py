@@ -46,10 +46,15 @@ class ScheduledOptimizer:
         groups = self.optimizer.param_groups
         return tuple(float(g.get("initial_lr", g["lr"]) if self.scheduled else g["lr"]) for g in groups)
 
+    @property
+    def factor(self) -> float:
+        """The schedule's factor of the next step."""
+        return self.schedule(self.steps)
+
     def step(self) -> None:
         """Step the optimizer at the schedule's learning rates."""
         if self.scheduled:
-            factor = self.schedule(self.steps)
+            factor = self.factor
             for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
                 group["lr"] = rate * factor
         self.optimizer.step()

@@ -155,11 +155,16 @@ class DeviceRates:
             for part in self._parts:
                 part.follow()
 
+    @property
+    def factor(self) -> Tensor:
+        """The schedule's factor of the next step, on the device."""
+        return self._factors.take(self.counter)
+
     def step(self) -> None:
         """Take one step at the schedule's factor times the full rates, and advance the counter."""
-        factor = self._factors.take(self.counter)
+        factor = self.factor if self._scheduled else None
         for part in self._parts:
-            part.step(factor if self._scheduled else None)
+            part.step(factor)
         self.counter += 1
 
     def release(self) -> list[dict[str, Any]]:

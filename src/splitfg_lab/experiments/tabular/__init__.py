@@ -18,6 +18,6 @@ EXPERIMENT = Experiment(
     tables=tables(),
     figures=figures(),
     headlines=headlines(),
-    earlier=(("adaptive", False), ("horizon", 0.0), ("method:PredictiveCodingMethod.power_iterations", 0)),
+    earlier=(("adaptive", False), ("method:PredictiveCodingMethod.power_iterations", 0)),
     no_checkpoints=("*-linear", "*-sklearn_mlp", "*-boosting"),
 )

@@ -30,7 +30,6 @@ class Tabular:
         rho: Trunk step scale.
         clip: Joint clipping bound.
         adaptive: Let a line search find the trunk step scale; rho must be 1.
-        horizon: Decay of the past moves that the line search looks back on; 0 for single steps.
         folds: Folds of the cross-validation, always dealt with seed 0.
         training_seed: Seed of initialisation, batches and tangents, the same in every fold.
     """
@@ -46,7 +45,6 @@ class Tabular:
     folds: int = FOLDS
     training_seed: int = 0
     adaptive: bool = False
-    horizon: float = 0.0
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch") + below(2, self, "folds") + below(0, self, "training_seed")

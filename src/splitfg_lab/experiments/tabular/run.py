@@ -43,7 +43,7 @@ def run(config: Tabular, *, seed: int, run: RunContext) -> Mapping[str, float]:
 def _train(config: Tabular, fold: Fold, run: RunContext) -> dict[str, float]:
     """Train a network step by step, or store the rows for a readout."""
     generator = torch.Generator(run.device).manual_seed(config.training_seed)
-    steps = (config.optimizer, config.rho, config.clip, config.adaptive, config.horizon)
+    steps = (config.optimizer, config.rho, config.clip, config.adaptive)
     recipe = TableRecipe(config.method, config.network, *steps)
     learner = recipe.build(fold.shape, generator)
     epochs = Epochs(len(fold.x), batch=config.batch, seed=config.training_seed)

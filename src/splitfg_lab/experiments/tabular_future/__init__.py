@@ -38,7 +38,7 @@ EXPERIMENT = Experiment(
     title="Tables: conditioned tangents, nonlinear and probed heads",
     source="New here: Section 5's future work",
     runner="splitfg_lab.experiments.tabular.run:run",
-    earlier=(("adaptive", False), ("horizon", 0.0)),
+    earlier=(("adaptive", False),),
     presets=tuple(
         Preset(f"{name}-{variant}", f"{label}: {title}", Tabular(name, method, network), seeds=tuple(range(FOLDS)))
         for name, (label, _) in _DATA.items()

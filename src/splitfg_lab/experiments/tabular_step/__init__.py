@@ -15,8 +15,6 @@ _DATA = {
     "house_16h": ("House 16H", "rmse", "lower", 3),
     "diamond": ("Diamond", "rmse", "lower", 3),
 }
-HORIZON = 0.99
-"""Decay of past moves in the search that looks back, the library's default: about 100 steps."""
 _METHODS: dict[str, tuple[str, TableMethod]] = {
     "split_fg": ("Split-FG, K = 8", table_methods()["split_fg"]),
     "activity_fg": ("Activity tangents, K = 8", table_methods()["activity_fg"]),
@@ -26,8 +24,8 @@ _METHODS: dict[str, tuple[str, TableMethod]] = {
 _ONE_FOLD = {"activity_fg_k1"}
 
 
-def _name(dataset: str, method: str, rho: float | None, *, horizon: bool = False) -> str:
-    return f"{dataset}-{method}-" + ("horizon" if horizon else "adaptive" if rho is None else f"rho{rho:g}")
+def _name(dataset: str, method: str, rho: float | None) -> str:
+    return f"{dataset}-{method}-" + ("adaptive" if rho is None else f"rho{rho:g}")
 
 
 def _presets() -> tuple[Preset, ...]:
@@ -36,39 +34,29 @@ def _presets() -> tuple[Preset, ...]:
         for method, (title, recipe) in _METHODS.items():
             folds = (0,) if method in _ONE_FOLD else tuple(range(FOLDS))
             for rho in (*RHOS, None):
-                how = "line search of single steps" if rho is None else f"rho = {rho:g}"
+                how = "line search" if rho is None else f"rho = {rho:g}"
                 config = Tabular(dataset, recipe, rho=1.0 if rho is None else rho, adaptive=rho is None)
                 made.append(Preset(_name(dataset, method, rho), f"{label}: {title}, {how}", config, folds))
-            back = Tabular(dataset, recipe, adaptive=True, horizon=HORIZON)
-            says = f"{label}: {title}, line search that looks back"
-            made.append(Preset(_name(dataset, method, None, horizon=True), says, back, folds))
     return tuple(made)
 
 
 def _table(dataset: str) -> Table:
     label, metric, better, decimals = _DATA[dataset]
     rows = tuple(
-        Row(
-            title,
-            (
-                *(Cell(_name(dataset, method, rho), metric) for rho in (*RHOS, None)),
-                Cell(_name(dataset, method, None, horizon=True), metric),
-            ),
-        )
+        Row(title, tuple(Cell(_name(dataset, method, rho), metric) for rho in (*RHOS, None)))
         for method, (title, _) in _METHODS.items()
     )
     return Table(
         f"tabular-step-{dataset}",
         f"{label}: trunk step scale by a grid and by a line search, "
         + ("held-out accuracy, %" if decimals == 1 else "RMSE"),
-        (*(f"rho = {rho:g}" for rho in RHOS), "Line search, single steps", "Line search, looking back"),
+        (*(f"rho = {rho:g}" for rho in RHOS), "Line search"),
         rows,
         "higher" if better == "higher" else "lower",
         best_in="row",
         decimals=decimals,
-        note="Means over five held-out folds, protocol of the main table, Adam at 3e-3. One setting of the line search"
-        " for all rows: running means over about 30 steps, rho at most 3. Its rule was revised once after a look at"
-        " Otto. The search that looks back over about 100 steps was chosen on California, with backprop's gradient.",
+        note="Means over five held-out folds, protocol of the main table, Adam at 3e-3. The line search has its"
+        " defaults in all rows: rho begins at 0.3 and is at most 3.",
     )
 
 
@@ -77,7 +65,6 @@ EXPERIMENT = Experiment(
     title="Tables: a trunk step that finds itself",
     source="New here: Section 5's future work",
     runner="splitfg_lab.experiments.tabular.run:run",
-    earlier=(("horizon", 0.0),),
     presets=_presets(),
     tables=tuple(_table(dataset) for dataset in _DATA),
 )
