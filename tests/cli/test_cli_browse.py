@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from command_line import command, environment, splitfg, splitfg_here
 from report_samples import Config, config_json, report_json, write_run
+from typer.testing import CliRunner
 
+from splitfg_lab.cli import make_app
 from splitfg_lab.commands._standing import standings
 from splitfg_lab.experiments.spec import Experiment, Preset
 from splitfg_lab.runs import find_folders
@@ -282,6 +284,27 @@ def test_data_commands_say_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "adult" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_prepare_takes_several_data_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prepared: list[str] = []
+
+    def prepare(name: str, *_: object) -> list[Path]:
+        prepared.append(name)
+        return [tmp_path / name]
+
+    monkeypatch.setattr("splitfg_lab.data.prepare", prepare)
+    done = CliRunner().invoke(make_app(), ["data", "prepare", "adult", "otto"])
+    assert (done.exit_code, prepared) == (0, ["adult", "otto"])
+    assert f"otto: {tmp_path / 'otto'}" in done.stdout.replace("\n", "")
+
+
+def test_prepare_takes_the_files_of_one_data_set_only(tmp_path: Path) -> None:
+    done = splitfg_here("data", "prepare", "adult", "otto", "--from", tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "error: --from is one data set's: prepare adult and otto one by one",
+    )
 
 
 def test_data_ls_for_machines(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
 
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch, prepare and verify data sets.")
 
-Name = Annotated[str, typer.Argument(help="A data set.", autocompletion=complete_data)]
-Names = Annotated[
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets.", autocompletion=complete_data)]
+NamesOrAll = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME]...", help="Data sets; all prepared ones if none.", autocompletion=complete_data),
 ]
@@ -48,7 +48,7 @@ def ls(folder: Folder = None, as_json: Json = False) -> None:
 
 @data_app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets.", autocompletion=complete_data)],
+    names: Names,
     folder: Folder = None,
     mirror: Annotated[str | None, typer.Option(help="Download the files from this address instead.")] = None,
 ) -> None:
@@ -64,23 +64,29 @@ def fetch(
 
 @data_app.command()
 def prepare(
-    name: Name,
+    names: Names,
     source: Annotated[
-        Path | None, typer.Option("--from", help="File, folder or archive; default: the raw files in the data folder.")
+        Path | None,
+        typer.Option(
+            "--from", help="File, folder or archive of one data set; default: the raw files in the data folder."
+        ),
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Prepare a data set from your files, or from raw files in the data folder."""
+    """Prepare data sets from your files, or from raw files in the data folder."""
     from splitfg_lab.data import prepare as prepare_data
 
-    _require_known([name])
-    with _progress() as on_progress:
-        folders = prepare_data(name, source, folder, on_progress)
-    typer.echo(f"{name}: {', '.join(map(str, folders))}")
+    _require_known(names)
+    if source is not None and len(names) > 1:
+        raise UsageError(f"--from is one data set's: prepare {' and '.join(names)} one by one")
+    for name in names:
+        with _progress() as on_progress:
+            folders = prepare_data(name, source, folder, on_progress)
+        typer.echo(f"{name}: {', '.join(map(str, folders))}")
 
 
 @data_app.command()
-def verify(names: Names = None, folder: Folder = None) -> None:
+def verify(names: NamesOrAll = None, folder: Folder = None) -> None:
     """Verify prepared data: hash and count it again."""
     from splitfg_lab.data import status, verify as verify_data
 
