@@ -4,7 +4,19 @@ import pytest
 import torch
 from _toolkit import classes, generator, mlp_split, noise
 
-from splitfg import Backprop, CosineWithWarmup, GradientLearner, LineSearch, SplitError
+from splitfg import (
+    Backprop,
+    BlackBoxTrunk,
+    CentralDifference,
+    CosineWithWarmup,
+    GradientLearner,
+    LinearHead,
+    LineSearch,
+    Split,
+    SplitError,
+    SplitFG,
+)
+from splitfg.learners import slope_along
 from splitfg.recipes import SGD, Adam
 
 X, Y = noise(32, 5), classes(32, count=3)
@@ -108,3 +120,89 @@ def test_resumed_training_is_the_same_bit_for_bit(settings):
     assert torch.equal(whole.line_search.rho, resumed.line_search.rho)
     expected = weights(resumed)
     assert all(torch.equal(p, expected[n]) for n, p in weights(whole).items())
+
+
+def test_a_trunk_that_always_climbs_stops_at_the_least_rho():
+    made = learner(start=2e-4)
+    for _ in range(60):
+        made.fill_grads(X, Y, generator=generator())
+        for p in made.split.trunk.parameters():
+            p.grad.neg_()
+        with made.around_step(1.0):
+            made.update.optimizer.optimizer.step()
+    assert made.line_search.rho.item() == pytest.approx(1e-4)
+
+
+def test_a_descent_whose_square_is_not_finite_is_no_measurement():
+    made = learner()
+    made.split.model.float()
+    search = made.line_search
+    search._prepared(made.split)
+    search._growth(torch.tensor([1.0]))
+    before = {n: v.clone() for n, v in search.state_dict().items()}
+    assert search._growth(torch.tensor([3e19])) == 0
+    assert all(torch.equal(v, before[n]) for n, v in search.state_dict().items())
+
+
+class TestTrunksThatForwardModeCannotSee:
+    def test_a_black_box_raises_with_the_cure(self):
+        made = black_box(LineSearch())
+        with pytest.raises(SplitError, match="cannot see into a BlackBoxTrunk: use engine=CentralDifference"):
+            made.step(X, Y, generator=generator())
+
+    def test_a_black_box_learns_rho_by_differences(self):
+        made = black_box(LineSearch(engine=CentralDifference()))
+        for step in range(4):
+            made.step(X, Y, generator=generator(step))
+        known = made.line_search.state_dict()
+        ((name, w),) = made.split.trunk_params().items()
+        path = {name: w.detach() - known[f"start/{name}"]}
+        descent = slope_along(made.split, X, Y, path, engine=CentralDifference()).descent
+        open_w = w.detach().clone().requires_grad_(True)
+        loss = made.split.head.loss(made.split.head.params(), torch.tanh(X @ open_w.T), Y, torch.tensor(len(X)))
+        (g,) = torch.autograd.grad(loss, open_w)
+        torch.testing.assert_close(descent, -(g * path[name]).sum(), rtol=1e-4, atol=1e-9)
+        assert made.line_search.rho != 0.3
+
+    def test_a_wrong_derivative_is_found(self):
+        s = Split(WrongDerivative(), LinearHead(torch.nn.Linear(6, 3, dtype=X.dtype)))
+        made = GradientLearner(s, Backprop(), SGD(0.1).build(s), line_search=LineSearch())
+        with pytest.raises(SplitError):
+            made.step(X, Y, generator=generator())
+
+
+def black_box(search):
+    def device(params, x):
+        return torch.from_numpy(torch.tanh(x @ params["w"].T).detach().numpy().copy())
+
+    s = Split(BlackBoxTrunk(device, {"w": noise(6, 5, seed=3)}), LinearHead(torch.nn.Linear(6, 3, dtype=X.dtype)))
+    return GradientLearner(s, SplitFG(K=2, engine=CentralDifference()), SGD(0.1).build(s), line_search=search)
+
+
+class Doubled(torch.autograd.Function):
+    """The identity, whose forward-mode rule returns twice the tangent."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def jvp(ctx, dx):
+        return 2 * dx
+
+
+class WrongDerivative(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 6, dtype=X.dtype)
+
+    def forward(self, x):
+        return torch.tanh(Doubled.apply(self.layer(x)))

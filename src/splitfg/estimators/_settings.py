@@ -12,8 +12,8 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._combine import Combination, Mean
-from splitfg.estimators._push import check_engine, check_tangents
 from splitfg.estimators.partial import PartNeeds
+from splitfg.estimators.push import check_engine, check_tangents
 from splitfg.splitting import Batch, Role, Split, parts
 from splitfg.splitting.checks import begin_step
 from splitfg.tangents import Conditioned, Gaussian, Layout, RunningMagnitude, TangentLaw, TangentSource

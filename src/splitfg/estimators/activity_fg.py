@@ -14,11 +14,11 @@ from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._push import check_engine, check_tangents, push
 from splitfg.estimators._settings import kind_problems, tangent_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
+from splitfg.estimators.push import check_engine, check_tangents, push
 from splitfg.feedback import Route
 from splitfg.numerics import add_into, added, norm
 from splitfg.sites import (

@@ -12,10 +12,10 @@ from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import kind_problems, micro_batch_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
+from splitfg.estimators.push import check_tangents
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import add_into, added, norm
 from splitfg.sites import (

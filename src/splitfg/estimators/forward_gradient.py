@@ -12,10 +12,10 @@ from splitfg.compiled import Compile, CompiledEngine, with_compiled_trunk
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError
 from splitfg.estimators._head_tangents import check_head_tangents
-from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
+from splitfg.estimators.push import push
 from splitfg.numerics import norm
 from splitfg.splitting import Batch, Split
 from splitfg.splitting.checks import check_h, check_loss, skip_checks

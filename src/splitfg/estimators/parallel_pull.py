@@ -15,10 +15,10 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._pull_pass import PullPass, PullPlan, mean_rows
-from splitfg.estimators._push import check_tangents
 from splitfg.estimators._settings import group_problems, kind_problems, pull_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Complete, Partial, PartNeeds, Share
+from splitfg.estimators.push import check_tangents
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
 from splitfg.numerics import add_into, each_its_own, norm
 from splitfg.sites import (

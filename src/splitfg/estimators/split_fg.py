@@ -12,10 +12,10 @@ from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_c
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._push import push
 from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
+from splitfg.estimators.push import push
 from splitfg.numerics import add_into, added, norm, widened, without_autocast
 from splitfg.splitting import Batch, Split
 from splitfg.splitting.checks import check_gradients, check_loss

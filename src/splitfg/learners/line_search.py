@@ -30,22 +30,23 @@ class LineSearch:
 
         θ = θ_0 + rho (D_1 + ... + D_t),
 
-    so that rho scales past steps as well as the next one, and the loss is a function of rho. Its descent in log rho, on
-    a batch that none of these steps has seen,
+    so that rho scales past steps as well as the next one, and the loss is a function of rho. Its descent in log rho,
 
         d = -dL / d log rho = -<u, J (θ - θ_0)>,
 
-    is positive if longer steps would have been better all along, and negative if shorter ones would. Before each step,
+    is positive if longer steps would have been better all along, and negative if shorter ones would. It is measured on
+    every batch before the step that learns from it, so that in the first epoch no step has seen the batch. Then
 
         log rho ← log rho + f clip(d / rms(d), -1, 1) / sqrt(100 + t),
 
-    with a running root mean square over about 30 measurements, and the schedule's factor f of the last step; rho is at
-    most ``cap``.
+    with a running root mean square over about 30 measurements, and the factor f of the learner's schedule at the last
+    step; rho is at least 0.0001 and at most ``cap``.
 
     A search along single steps, or along the last hundred, finds steps that are too short: it charges every step for
     its noise, most of which averages out over a training. The path from θ_0 is what is left of all steps.
 
-    A measurement that is not finite leaves rho as it is. The search keeps a copy of θ_0.
+    A measurement that is not finite leaves rho as it is. The search keeps a copy of θ_0. Parameters in half precision
+    round small changes away, so that they follow the formula for θ only roughly.
 
     Args:
         cap: Largest rho.
@@ -114,13 +115,14 @@ class LineSearch:
         """Change rho by a measurement, and return the relative change."""
         state = self._state
         rho, squares, taken = state["rho"], state["squares"], state["taken"]
-        finite = descents.isfinite()
-        descents = torch.where(finite, descents.to(rho.dtype), 0)
+        descents = descents.to(rho.dtype)
+        finite = descents.square().isfinite()
+        descents = torch.where(finite, descents, 0)
         squares.copy_(torch.where(finite, _BETA * squares + (1 - _BETA) * descents.square(), squares))
         taken += finite
         mean = (squares / (1 - _BETA ** taken.clamp_min(1))).clamp_min(torch.finfo(rho.dtype).tiny)
         change = state["factor"] * (descents / mean.sqrt()).clamp(-1, 1) / (_CALM + taken).sqrt()
-        new = (rho * change.exp()).clamp(max=self.cap)
+        new = (rho * change.exp()).clamp(min(_LEAST, self.cap), self.cap)
         growth = new / rho - 1
         rho.copy_(new)
         return growth
@@ -229,3 +231,6 @@ _BETA = 0.97
 
 _CALM = 100
 """Measurements after which changes of rho become smaller."""
+
+_LEAST = 1e-4
+"""Smallest rho: a path that is all but gone tells nothing about its length."""

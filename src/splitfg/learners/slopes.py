@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from splitfg.engines import ForwardMode
+from splitfg.estimators.push import check_engine, check_tangents, push
 from splitfg.heads import head_slopes
 from splitfg.splitting import Split
 from splitfg.types import Engine, Inputs, Params, Target
@@ -68,6 +69,9 @@ def slopes_along(
     Returns:
         Descents d, shape ``(G,)``, and curvatures C, shape ``(G, G)``.
 
+    Raises:
+        SplitError: The engine cannot push tangents through this trunk; the error has the cure.
+
     Example:
         >>> import torch
         >>> from splitfg.learners import slopes_along
@@ -77,11 +81,21 @@ def slopes_along(
         >>> slopes_along(split, x, y, parts).curvature.shape
         torch.Size([4, 4])
     """
+    engine = engine or ForwardMode()
+    check_engine(engine, split)
+    check_tangents(engine, split, x)
     with torch.no_grad():
         own = split.trunk_params()
         names = list(dict.fromkeys(name for direction in directions for name in direction))
-        tangents = {n: torch.stack([d.get(n, torch.zeros_like(own[n])) for d in directions]) for n in names}
+        tangents = {n: _stacked([d.get(n) for d in directions], own[n]) for n in names}
         f, params = split.trunk_function(x), {n: own[n] for n in names}
-        h, dh = (engine or ForwardMode())(f, params, tangents)
+        h, dh = push(engine, f, params, tangents, split=split, x=x)
     first, second = head_slopes(split.head, h, y, dh)
     return Slope(-first, second)
+
+
+def _stacked(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Stack the parts of directions, zero where one has none; a single one is not copied."""
+    if len(parts) == 1 and parts[0] is not None:
+        return parts[0].unsqueeze(0)
+    return torch.stack([torch.zeros_like(like) if part is None else part for part in parts])
