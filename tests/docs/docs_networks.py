@@ -100,6 +100,11 @@ def mean_top1(preset: str) -> Value:
     return lambda: fmean(by_seed("images", preset, "accuracy"))
 
 
+def best_top1(*presets: str) -> Value:
+    """The best accuracy of presets with seed 0."""
+    return lambda: max(by_seed("images", preset, "accuracy")[0] for preset in presets)
+
+
 def toy(classes: int, metric: str) -> Value:
     return lambda: recorded("toy_variance", f"ce-c{classes}", metric)
 

@@ -48,6 +48,12 @@ def by_seed(name: str, preset: str, metric: str) -> list[float]:
     return [r.metrics[metric] for r in sorted(runs_of(name, preset), key=lambda r: r.seed)]
 
 
+def last(name: str, preset: str, metric: str) -> float:
+    """The last point of the preset's only curve."""
+    (run,) = [r for r in read_results(ROOT / "results" / f"{name}.json") if r.report.preset == preset]
+    return [point[metric] for point in run.curve if metric in point][-1]
+
+
 def paper(name: str, preset: str, metric: str) -> set[float]:
     """What the experiment's tables quote from the paper for this number."""
     cells = [c for table in experiment(name).tables for row in table.rows for c in row.cells if isinstance(c, Cell)]

@@ -85,7 +85,7 @@ STEP_TABLES = {"otto": "accuracy", "california": "rmse", "house_16h": "rmse", "d
 
 
 def step_scale(data: str, method: str, how: str) -> float:
-    """Result of a search (``adaptive``, ``horizon``), or the ``grid``'s best."""
+    """Result of the line search (``adaptive``), or the ``grid``'s best."""
     metric = STEP_TABLES[data]
     if how != "grid":
         return recorded("tabular_step", f"{data}-{method}-{how}", metric)
@@ -101,15 +101,24 @@ def step_rmse(data: str, method: str, *hows: str) -> tuple[Value, ...]:
     return tuple(lambda how=how: step_scale(data, method, how) for how in hows)  # type: ignore[misc]
 
 
-def searches_at_least_as_good(how: str) -> Value:
-    def count() -> float:
-        gains = []
-        for data, metric in STEP_TABLES.items():
-            sign = 1 if metric == "accuracy" else -1
-            gains += [sign * (step_scale(data, m, how) - step_scale(data, m, "grid")) for m in STEP_METHODS]
-        return sum(gain >= 0 for gain in gains)
+def search_gains() -> list[float]:
+    """Gain of the line search over the grid's best in every row, in percent of the latter."""
+    gains = []
+    for data, metric in STEP_TABLES.items():
+        sign = 1 if metric == "accuracy" else -1
+        for method in STEP_METHODS:
+            best = step_scale(data, method, "grid")
+            gains.append(100 * sign * (step_scale(data, method, "adaptive") - best) / best)
+    return gains
 
-    return count
+
+def searches_at_least_as_good() -> float:
+    return sum(gain >= 0 for gain in search_gains())
+
+
+def search_behind(rank: int) -> Value:
+    """How far the line search is behind the grid's best, in percent, in the worst row (0), the next (1), and so on."""
+    return lambda: -sorted(search_gains())[rank]
 
 
 def best_at_one() -> float:

@@ -39,7 +39,9 @@ from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
 from splitfg_lab.experiments.images._networks import FLAT18, RESNET18, Backbone, FlatNetwork, PlainMLP
 from splitfg_lab.experiments.spec import Preset
 
-FIVE, TWO = (0, 1, 2, 3, 4), (0, 1)
+FIVE, THREE, TWO = (0, 1, 2, 3, 4), (0, 1, 2), (0, 1)
+LONG = {"pure_fg": TWO, "es": TWO, "forward_forward": THREE, "learned": THREE}
+"""Seeds of the methods on CIFAR-10 whose runs of the full budget are long; others have five."""
 RHOS = (1.0, 0.3, 0.1, 0.03)
 TANGENTS = {"cifar10": (1, 4, 16, 64, 256), "cifar100": (4, 16, 64)}
 APART = ((4, 1.0), (4, 0.1), (64, 1.0), (64, 0.1))
@@ -203,7 +205,8 @@ def _main(setting: ImageSetting) -> Iterator[Preset]:
 
 
 def _full(setting: ImageSetting, name: str, title: str, config: ImageTraining) -> Preset:
-    return Preset(f"{setting.dataset}-{name}", f"{setting.label}: {title}", config, FIVE)
+    seeds = LONG.get(name, FIVE) if setting is CIFAR10 else THREE
+    return Preset(f"{setting.dataset}-{name}", f"{setting.label}: {title}", config, seeds)
 
 
 def _ablation() -> Iterator[Preset]:
