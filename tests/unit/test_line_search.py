@@ -222,6 +222,15 @@ def test_settings_that_cannot_work_raise():
         LineSearch(cap=0)
 
 
+@pytest.mark.parametrize("groups", [(), ("*weight",)])
+def test_its_jvps_are_counted(groups):
+    s, x, y = problem()
+    search = LineSearch(groups=groups)
+    learner = GradientLearner(s, SplitFG(K=3), SGD(0.1).build(s), line_search=search)
+    for step in range(2):
+        assert learner.step(x, y, generator=generator(step)).metrics["jvps"] == 3 + 1 + len(groups)
+
+
 class TestGroups:
     def test_every_group_learns_a_scale_of_its_own(self):
         first = next(iter(problem()[0].trunk_params()))

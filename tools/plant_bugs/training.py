@@ -71,6 +71,13 @@ BUGS = (
         (f"{SEARCH}::test_short_paths_lengthen_and_long_ones_shorten",),
     ),
     Bug(
+        "line search: JVPs that nobody counts",
+        "learners/gradient.py",
+        'metrics["jvps"] + self.line_search.jvps',
+        'metrics["jvps"]',
+        (f"{SEARCH}::test_its_jvps_are_counted",),
+    ),
+    Bug(
         "line search: no cap",
         "learners/line_search.py",
         "(rho * change.exp()).clamp(min(_LEAST, self.cap), self.cap)",

@@ -147,7 +147,7 @@ class GradientLearner:
         if isinstance(self.split.trunk, DeviceTrunk):
             metrics["inferences"] = _inferences(self.split) - before
         if self.line_search is not None:
-            metrics |= self.line_search.metrics()
+            metrics |= {**self.line_search.metrics(), "jvps": metrics["jvps"] + self.line_search.jvps}
         return StepStats(written.loss, metrics)
 
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:

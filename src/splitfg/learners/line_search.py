@@ -89,6 +89,11 @@ class LineSearch:
         found = self._state.get("rho", torch.full((1,), min(self.start, self.cap)))
         return found[0] if len(found) == 1 else found
 
+    @property
+    def jvps(self) -> int:
+        """Jacobian-vector products of a measurement, one for every group; zero before the first."""
+        return len(self._state.get("rho", ()))
+
     def metrics(self) -> dict[str, Tensor]:
         """Return the scales by name, for logs."""
         rho = self.rho.clone()
