@@ -71,7 +71,7 @@ BUGS = (
         (f"{SEARCH}::test_short_paths_lengthen_and_long_ones_shorten",),
     ),
     Bug(
-        "line search: JVPs that nobody counts",
+        "line search: its JVPs not counted",
         "learners/gradient.py",
         'metrics["jvps"] + self.line_search.jvps',
         'metrics["jvps"]',
