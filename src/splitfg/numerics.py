@@ -36,6 +36,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
+def inner_products(moves: Tensor, u: Tensor) -> Tensor:
+    """Compute <u, a_k> for moves a, shape ``(K, *u.shape)``, summed in float32 or wider; shape ``(K,)``."""
+    with without_autocast(u.device):
+        return widened(moves.flatten(1)) @ widened(u.flatten())
+
+
 def added(first: Params, second: Params) -> Params:
     """Add two sets of gradients name by name; a name that occurs in one of them is copied unchanged."""
     return {**first, **{n: first[n] + g if n in first else g for n, g in second.items()}}

@@ -10,8 +10,8 @@ from torch import nn
 from torch.autograd.functional import hessian
 
 from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
-from splitfg.heads import SquaredError
-from splitfg.learners import CapturedLearner, slope_along, slopes_along
+from splitfg.heads import ProbedHead, ReverseModeHead, SquaredError
+from splitfg.learners import CapturedLearner, descents_along, slope_along, slopes_along
 from splitfg.recipes import SGD, Adam
 
 
@@ -53,6 +53,17 @@ class TestSlopes:
         J = torch.stack([dh.flatten() for _, dh in moved])
         torch.testing.assert_close(slopes.descent, torch.stack([-(expected[n] * d[n]).sum() for n in d]))
         torch.testing.assert_close(slopes.curvature, J @ H @ J.T)
+
+    @pytest.mark.parametrize("kind", [LinearHead, ReverseModeHead, ProbedHead])
+    def test_descents_alone_are_autograds(self, kind):
+        s, x, y = problem()
+        d, expected = direction(s), exact(s, x, y)
+        (layer,) = s.head.layers
+        s = Split(s.trunk, kind(layer))
+        found = descents_along(s, x, y, [d, {n: v for n, v in d.items() if n.endswith("bias")}])
+        each = {n: -(expected[n] * v).sum() for n, v in d.items()}
+        wanted = torch.stack([sum(each.values()), sum(v for n, v in each.items() if n.endswith("bias"))])
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
 
 
 def searched(search, optimizer=None, schedule=None, steps=0):

@@ -16,7 +16,7 @@ from splitfg.estimators._settings import TangentSettings
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import Partial, Share
 from splitfg.estimators.push import push
-from splitfg.numerics import add_into, added, norm, widened, without_autocast
+from splitfg.numerics import add_into, added, inner_products, norm, widened
 from splitfg.splitting import Batch, Split
 from splitfg.splitting.checks import check_gradients, check_loss
 from splitfg.tangents import Layout, TangentSource
@@ -176,7 +176,7 @@ class SplitFG(TangentSettings):
             part = split.part(i)
             h, dh = push(self.engine, part.trunk_function(x), params, tangents, split=part, x=x)
             u = head.u(i, h, y)
-            d = _inner(dh, u)
+            d = inner_products(dh, u)
             total = d if total is None else total + d
         assert total is not None
         return total
@@ -188,12 +188,6 @@ class SplitFG(TangentSettings):
         check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, add_into(exact.grads, trunk), stats)
-
-
-def _inner(dh: Tensor, u: Tensor) -> Tensor:
-    """<u, dh_k> for every k, summed in float32 or wider."""
-    with without_autocast(u.device):
-        return widened(dh.flatten(1)) @ widened(u.flatten())
 
 
 def _trunk_params(split: Split) -> Params:

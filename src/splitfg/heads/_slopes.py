@@ -13,7 +13,7 @@ from splitfg.heads._base import Head
 from splitfg.heads._linear import LinearHead
 from splitfg.heads._output_loss import RowData
 from splitfg.heads._tiles import slices
-from splitfg.numerics import wide, widened
+from splitfg.numerics import inner_products, wide, widened
 
 
 @runtime_checkable
@@ -58,8 +58,7 @@ def head_slopes(head: Head, h: Tensor, target: Tensor, moves: Tensor) -> tuple[T
     with torch.no_grad():
         if isinstance(head, LinearHead) and isinstance(head.output_loss, CurvedLoss):
             _, u = head.loss_and_u(h, target)
-            first = (widened(u) * widened(moves)).flatten(1).sum(1)
-            return first, _curvature(head, head.output_loss, h, target, moves)
+            return inner_products(moves, u), _curvature(head, head.output_loss, h, target, moves)
         return _by_forward_mode(head, h, target, moves)
 
 

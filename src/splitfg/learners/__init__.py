@@ -7,7 +7,7 @@ Methods that are not gradient estimators have one module each: ``forward_forward
 from splitfg.learners.captured import CapturedLearner, DeviceBatches, DeviceStep
 from splitfg.learners.gradient import GradientLearner
 from splitfg.learners.line_search import LineSearch
-from splitfg.learners.slopes import Slope, slope_along, slopes_along
+from splitfg.learners.slopes import Slope, descents_along, slope_along, slopes_along
 
 __all__ = [
     "CapturedLearner",
@@ -16,6 +16,7 @@ __all__ = [
     "GradientLearner",
     "LineSearch",
     "Slope",
+    "descents_along",
     "slope_along",
     "slopes_along",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
 from splitfg.estimators import Measure
-from splitfg.learners.slopes import slopes_along
+from splitfg.learners.slopes import descents_along
 from splitfg.splitting import Role, Split
 from splitfg.types import Engine, Inputs, Params, Target
 
@@ -108,7 +108,7 @@ class LineSearch:
             y: Target.
             mean: Averages the measurement over processes with other rows.
         """
-        state, grouped, params = self._prepared(split), self._grouped(split), dict(split.model.named_parameters())
+        (state, grouped), params = self._prepared(split), dict(split.model.named_parameters())
         with torch.no_grad():
             paths = [{n: params[n] - state[f"start/{n}"] for n in names} for names in grouped]
             growth = self._growth(self._descents(split, x, y, paths, mean))
@@ -138,15 +138,14 @@ class LineSearch:
         """Return the descent along every path, of the rows of all processes if several share the batch."""
 
         def measured(x: Inputs, y: Target) -> Tensor:
-            return slopes_along(split, x, y, paths, engine=self.engine).descent
+            return descents_along(split, x, y, paths, engine=self.engine)
 
         return measured(x, y) if mean is None else mean(measured, x, y, len(paths))
 
     @contextmanager
-    def scaling(self, split: Split, factor: Tensor | float = 1.0) -> Iterator[None]:
+    def scaling(self, split: Split, factor: Tensor | float) -> Iterator[None]:
         """Scale the trunk's part of the optimizer's step in the body by rho, and note the schedule's factor."""
-        state, params = self._prepared(split), dict(split.model.named_parameters())
-        grouped = self._grouped(split)
+        (state, grouped), params = self._prepared(split), dict(split.model.named_parameters())
         before = {n: params[n].detach().clone() for names in grouped for n in names}
         yield
         with torch.no_grad():
@@ -196,15 +195,16 @@ class LineSearch:
     def _names(self, split: Split) -> list[str]:
         return [name for name, role in split.roles.items() if role is Role.TRUNK]
 
-    def _prepared(self, split: Split) -> Params:
-        """Return the state, on the network's device; a parameter's path begins when it is first trained.
+    def _prepared(self, split: Split) -> tuple[Params, list[list[str]]]:
+        """Return the state, on the network's device, and names by group; a path begins when it is first trained.
 
         Raises:
             SplitError: The trunk has no trained parameter, or the state is that of a search with other groups.
         """
         params, names = split.trunk_params(), self._names(split)
         raise_if([] if names else ["the trunk has no trained parameter of its own, so there is no step to scale"])
-        like, groups = params[names[0]], len(self._grouped(split))
+        like, grouped = params[names[0]], self._grouped(split)
+        groups = len(grouped)
         if "rho" not in self._state:
             exact = torch.promote_types(like.dtype, torch.float32)
             zeros = torch.zeros(groups, dtype=exact, device=like.device)
@@ -228,7 +228,7 @@ class LineSearch:
         )
         new = [n for n in names if f"start/{n}" not in self._state]
         self._state.update({f"start/{n}": params[n].detach().clone() for n in new})
-        return self._state
+        return self._state, grouped
 
 
 _BETA = 0.97
