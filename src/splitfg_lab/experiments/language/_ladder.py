@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from splitfg.recipes import (
+    ActivityMethod,
     Adam,
     AdamW,
     AlignedRule,
@@ -145,6 +146,7 @@ RUNGS: dict[str, Rung] = {
         _pull(MeanJacobianFeedback(0.135), group=2),
         (0.1,),
         "2n + 4",
+        seeds=THREE,
     ),
     "pull-attention-blocks": Rung(
         "Maps along attention between transformer blocks, one pull",
@@ -168,7 +170,7 @@ RUNGS: dict[str, Rung] = {
     "learned-direct": Rung("Learned feedback, direct route", by_passes(DirectRoute()), (0.03, 0.1), _MAPS),
     "learned": Rung("Learned feedback, layer by layer", by_passes(), (0.3, 0.1), "4n", seeds=THREE),
     **{f"learned-every{n}": _seldom(n) for n in (2, 4, 8)},
-    "learned-layers": Rung("Learned feedback, layers measured alone", LAYERS_ALONE, (0.3, 0.1), "3n"),
+    "learned-layers": Rung("Learned feedback, layers measured alone", LAYERS_ALONE, (0.3, 0.1), "3n", seeds=THREE),
     "learned-layers-every4": Rung(
         "Learned feedback, layers measured alone, every 4 steps", _ALONE_4, (0.3,), "3n", every=4
     ),
@@ -235,6 +237,7 @@ def epsilon(name: str, eps: float) -> str:
 
 ADAPTIVE: dict[str, tuple[str, MethodRecipe, str]] = {
     "split_fg-k4": ("Split-FG, K = 4", SplitFGMethod(4), "exclude"),
+    "activity-k8": ("Activity tangents, K = 8", ActivityMethod(K=8), "exclude"),
     **{name: (RUNGS[name].title, RUNGS[name].method, "include") for name in ("maps", "pull-maps", "learned", "tuned")},
 }
 """Methods whose trunk step a line search finds."""

@@ -19,6 +19,7 @@ from splitfg_lab.experiments.language._ladder import (
     rung,
     sized,
 )
+from splitfg_lab.experiments.language._presets import ACTIVITY_RHOS
 from splitfg_lab.experiments.spec import Cell, Curves, Row, Sweep, Table
 
 EARLIER: tuple[tuple[str, str, str | None, str], ...] = (  # label, preset with the 10% budget and one epoch, waits
@@ -115,16 +116,14 @@ def _row(label: str, tenth: str, full: str | None, waits: str, *, every: int = 1
 
 
 def _by_rho(corpus: str) -> Table:
-    rhos = tuple(dict.fromkeys(rho for found in RUNGS.values() for rho in found.rhos))
-    rhos = tuple(sorted(rhos))
+    rhos = sorted({*ACTIVITY_RHOS, *(rho for found in RUNGS.values() for rho in found.rhos)})
+    screened = {"split_fg-k4": {*rhos} - {0.06}, "activity-k8": {*ACTIVITY_RHOS}}
     rows = [
         Row(
-            "Split-FG, K = 4",
-            (
-                *(Cell(f"split_fg-k4-rho{r:g}-10", "val_ppl") if r != 0.06 else None for r in rhos),
-                *_searched("split_fg-k4"),
-            ),
+            ADAPTIVE[name][0],
+            (*(Cell(f"{name}-rho{r:g}-10", "val_ppl") if r in run else None for r in rhos), *_searched(name)),
         )
+        for name, run in screened.items()
     ]
     rows += [
         Row(
