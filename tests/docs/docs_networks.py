@@ -59,9 +59,21 @@ def over_frozen(preset: str, frozen: str, of: Callable[[str], Value] = ppl) -> V
     return lambda: of(preset)() / of(frozen)()  # type: ignore[operator]
 
 
-def over_tuned(preset: str) -> Value:
-    """By how many percent a perplexity over the epoch exceeds that of tuned backprop."""
-    return lambda: 100 * (over_frozen(preset, "tuned-rho0.3")() - 1)  # type: ignore[operator]
+def over_tuned(preset: str, budget: str = "") -> Value:
+    """By how many percent a perplexity exceeds that of tuned backprop with the same budget."""
+    return lambda: 100 * (over_frozen(preset, f"tuned-rho0.3{budget}")() - 1)  # type: ignore[operator]
+
+
+def trunk_gain(clipped: str = "") -> Value:
+    """How far Split-FG is below the frozen control at the 10% budget."""
+    return lambda: ppl("frozen-10")() - ppl(f"split_fg-k4-rho0.1{clipped}-10")()  # type: ignore[operator]
+
+
+SEARCHED = tuple(
+    (ppl(f"{name}-adaptive-10"), seeds(f"{name}-rho{rho}-10", 1)[0])
+    for name, rho in (("split_fg-k4", "0.1"), ("pull-maps", "0.1"), ("learned", "0.3"), ("tuned", "0.3"))
+)
+"""Perplexities with a line search, and with the best of the step scales that were run, seed 0."""
 
 
 def jump(preset: str) -> tuple[Value, Value]:

@@ -9,9 +9,9 @@ PARTS = "tests/oracle/test_estimator_formulas.py::TestParts"
 BUGS = (
     Bug(
         "sign of the score",
-        "estimators/split_fg.py",
-        "return widened(dh.flatten(1)) @ widened(u.flatten())",
-        "return -widened(dh.flatten(1)) @ widened(u.flatten())",
+        "numerics.py",
+        "return widened(moves.flatten(1)) @ widened(u.flatten())",
+        "return -widened(moves.flatten(1)) @ widened(u.flatten())",
         (f"{GIVEN}::test_mean_of_scores_on_tangents",),
     ),
     Bug(
