@@ -7,10 +7,12 @@ import pytest
 import torch
 from _learning import assert_captured_and_resumed
 from _toolkit import classes, generator, noise
+from torch import nn
 
-from splitfg import Backprop, DirectPath, LinearHead, MeanJacobian, ParallelPull, Split, SplitError, Tied
+from splitfg import Backprop, DirectPath, LinearHead, MeanJacobian, ParallelPull, ResidualPath, Split, SplitError, Tied
 from splitfg.feedback import AttentionMaps, GatedMaps
 from splitfg.models import GPT, GPTConfig
+from splitfg.sites import TapPoints, record, stream_after_writers, tapped
 
 DOUBLE = torch.float64
 
@@ -87,6 +89,7 @@ def test_enough_pulls_are_backprop(feedback):
 ESTIMATORS = {
     "gated": lambda: ParallelPull(feedback=GatedMaps(clusters=3)),
     "gated, own block": lambda: ParallelPull(feedback=GatedMaps(clusters=3), own_block=True),
+    "gated, direct": lambda: DirectPath(feedback=GatedMaps(clusters=3)),
     "attention, own block": lambda: ParallelPull(feedback=AttentionMaps(), own_block=True),
     "attention, direct": lambda: DirectPath(feedback=AttentionMaps()),
 }
@@ -104,5 +107,66 @@ def test_captured_and_resumed_steps_are_the_eager_ones(name):
 def test_wrong_settings():
     with pytest.raises(SplitError, match=r"rate must be .*\n?.*clusters must be"):
         GatedMaps(2.0, clusters=1)
-    with pytest.raises(SplitError, match="ParallelPull"):
-        DirectPath(feedback=GatedMaps())
+    with pytest.raises(SplitError, match="a lean pass does not keep: use lean=False"):
+        DirectPath(feedback=GatedMaps(), lean=True)
+
+
+def test_values_after_writes_are_those_of_the_stream():
+    """Against the inputs of the modules that read the stream next, in a GPT."""
+    split, x, _ = gpt()
+    path, trunk, read = split.trunk.residual_path(), split.trunk, {}
+    seen = record(split, x, TapPoints((*path.writers, path.top)), None)
+    values = stream_after_writers(trunk, path, seen)
+    assert set(values) == set(path.writers)
+    readers = [n for n, m in trunk.named_modules() if isinstance(m, torch.nn.LayerNorm)]
+    with tapped(trunk, readers, lambda name, a, z: read.update({name: a})):
+        split.h(x)
+    after = [read[name] for name in read]  # in the order of calls: the first reads all lookups
+    blocks = [name for name in path.writers if "blocks" in name]
+    assert len(after) == len(blocks) + 1
+    for name, expected in zip(blocks, after[1:], strict=True):
+        torch.testing.assert_close(values[name], expected)
+    torch.testing.assert_close(values[path.writers[path.writers.index(blocks[0]) - 1]], after[0])
+
+
+class Bent(nn.Module):
+    """A stream whose later block is linear in it, with another matrix for each sign of its first feature."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.block = nn.Linear(5, 4, dtype=DOUBLE), nn.Linear(4, 4, dtype=DOUBLE)
+        self.register_buffer("mix", noise(2, 4, 4, seed=30))
+
+    def forward(self, x):
+        x = self.first(x)
+        kind = (x[..., 0] > 0).long()
+        return x + self.block(torch.einsum("nf,nfg->ng", x, self.mix[kind]))
+
+
+def test_the_direct_path_becomes_exact_where_clusters_explain_the_jacobian():
+    split = Split(Bent(), LinearHead(nn.Linear(4, 3, dtype=DOUBLE)))
+    with torch.no_grad():
+        split.trunk.first.weight *= 0.1
+        split.trunk.first.weight[0] = 0
+        split.trunk.first.weight[0, 0] = 3.0
+        split.trunk.first.bias.zero_()
+    x, y = noise(64, 5, seed=1), classes(64, count=3)
+    x[:, 0] = x[:, 0].sign() * (1 + x[:, 0].abs())
+    path, error = ResidualPath(writers=("first", "block")), {}
+    for name, maps in (("gated", GatedMaps(0.8, clusters=4)), ("mean", MeanJacobian(0.8))):
+        estimator = DirectPath(path, feedback=maps)
+        for seed in range(400):
+            estimator.update_state(split, estimator(split, x, y, generator=generator(seed)))
+        found, expected = estimator(split, x, y, generator=generator()), Backprop()(split, x, y)
+        assert found.stats.trunk_backward == 0
+        g = expected.grads["trunk.first.weight"]
+        error[name] = float((found.grads["trunk.first.weight"] - g).norm() / g.norm())
+    assert error["gated"] < 0.02 < 0.1 < error["mean"]
+
+
+def test_a_stream_that_is_no_sum_is_an_error():
+    x, y = noise(8, 5), classes(8, count=3)
+    split = Split(Bent(), LinearHead(nn.Linear(4, 3, dtype=DOUBLE)))
+    scaled = DirectPath(ResidualPath(writers=("first", "block"), strict=False), feedback=GatedMaps())
+    with pytest.raises(SplitError, match="scaled on its way is no sum of its writes: use feedback that does not read"):
+        scaled(split, x, y, generator=generator())

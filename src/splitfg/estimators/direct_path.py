@@ -30,6 +30,7 @@ from splitfg.sites import (
     layer_gradients,
     pull_back,
     record,
+    stream_after_writers,
     tapped,
     under,
     validate_path,
@@ -88,9 +89,9 @@ class DirectPath:
 
     def __post_init__(self) -> None:
         found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
-        if isinstance(self.feedback, Feedback) and self.feedback.reads_stream:
-            words = "reads the stream's values, which DirectPath does not record"
-            found.append(f"{type(self.feedback).__name__} {words}: use MeanJacobian(), or ParallelPull")
+        if self.lean and isinstance(self.feedback, Feedback) and self.feedback.reads_stream:
+            words = "reads the stream's values, which a lean pass does not keep"
+            found.append(f"{type(self.feedback).__name__} {words}: use lean=False, or MeanJacobian()")
         raise_if(found if self.path is None else found + kind_problems("path", self.path, ResidualPath))
 
     def __call__(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None) -> Estimate:
@@ -162,10 +163,14 @@ class DirectPath:
         return TapPoints((*read, *attention), moved, path.top, attention)
 
     def _seeing(self, split: Split, path: ResidualPath, seen: Recording) -> Feedback:
-        """Return the feedback with the attention weights of a recorded pass, if it needs them."""
-        if not self.feedback.reads_attention:
-            return self.feedback
-        return self.feedback.attending(attention_above_writers(split.trunk, path, seen))
+        """Return the feedback with what it reads of a recorded pass: the stream's values, attention weights."""
+        feedback = self.feedback
+        if feedback.reads_stream:
+            values = stream_after_writers(split.trunk, path, seen)
+            feedback = feedback.seeing({name: path.features_last(x) for name, x in values.items()})
+        if feedback.reads_attention:
+            feedback = feedback.attending(attention_above_writers(split.trunk, path, seen))
+        return feedback
 
     def _part(
         self,

@@ -34,7 +34,8 @@ class GatedMaps(ExtendedMaps):
     A correction sees the rows of its cluster only, so it follows C times more slowly. The first measurement places
     the centres at random around the mean of x̂. Biased by what varies inside a cluster.
 
-    Takes the stream's values from :class:`~splitfg.ParallelPull`.
+    :class:`~splitfg.ParallelPull` and :class:`~splitfg.DirectPath` provide the stream's values; with the latter the
+    trunk only runs forward.
 
     Args:
         rate: How far a step moves the maps.
@@ -104,7 +105,7 @@ class GatedMaps(ExtendedMaps):
     def _values(self, name: str) -> Tensor:
         """Return x̂ at a point, ``(n, d)``."""
         if name not in self._points:
-            raise SplitError([f"GatedMaps need the stream's value at {name}: use them with ParallelPull"])
+            raise SplitError([f"GatedMaps need the stream's value at {name}: use them with ParallelPull or DirectPath"])
         x = widened(self._points[name]).flatten(0, -2)
         return x * x.square().mean(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny).rsqrt()
 

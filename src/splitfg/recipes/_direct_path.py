@@ -115,7 +115,7 @@ class AnnealedMapsFeedback(FeedbackRecipe):
 
 @dataclass(frozen=True)
 class GatedMapsFeedback(FeedbackRecipe):
-    """Mean-Jacobian maps with a correction for every cluster of the stream's value; for the parallel pull.
+    """Mean-Jacobian maps with a correction for every cluster of the stream's value.
 
     Attributes:
         rate: Step size of the maps' updates, in (0, 1].

@@ -32,6 +32,7 @@ from splitfg.sites._recorder import Calls, Recorder, Recording, TapPoints, recor
 from splitfg.sites._rule_table import Rule
 from splitfg.sites._rules import register_rule, rule_for
 from splitfg.sites._skips import SkipBlock, skip_back, skip_problems
+from splitfg.sites._stream_values import stream_after_writers
 from splitfg.sites._tape import Alter, Operation, Tape, TapedTrunk, layer_operations
 from splitfg.sites._tape_parts import first_samples, hollow
 from splitfg.sites._taps import Arguments, each_row, shifted, tapped
@@ -100,6 +101,7 @@ __all__ = [
     "shifted",
     "skip_back",
     "skip_problems",
+    "stream_after_writers",
     "tapped",
     "top_shape",
     "under",

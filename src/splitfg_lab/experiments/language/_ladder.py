@@ -114,6 +114,9 @@ RUNGS: dict[str, Rung] = {
     "maps-attention": Rung(
         "Maps along attention to the writers", DirectPathMethod(AttentionMapsFeedback(0.075)), (0.03,), _MAPS, 1e-5
     ),
+    "maps-gated": Rung(
+        "Maps gated by cluster to the writers", DirectPathMethod(GatedMapsFeedback()), (0.03,), _MAPS, 1e-5
+    ),
     "annealed": Rung("Maps with a falling rate to the writers", DirectPathMethod(_FALLING), (0.03, 0.1), _MAPS, 1e-5),
     "own-maps": Rung("Maps, reverse mode inside own block", _OWN_MAPS, (0.03, 0.1), "2n + 2"),
     "own-gated": Rung("Maps gated by cluster, reverse mode inside own block", _OWN_GATED, (0.03,), "2n + 2"),
