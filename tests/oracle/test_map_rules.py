@@ -3,7 +3,7 @@
 import pytest
 import torch
 from _learning import network
-from _toolkit import generator, noise
+from _toolkit import classes, generator, mlp_split, noise
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
@@ -82,3 +82,20 @@ def test_fixed_maps_are_drawn_by_name_and_stay():
     assert torch.equal(first, FixedMaps(seed=3).initial("a", 1, 40, 50, like))
     assert float(first.var()) == pytest.approx(1 / 40, rel=0.1)
     assert not rule.change(first, noise(1, 4, 50), noise(1, 4, 40)).any()
+
+
+def test_maps_that_do_not_learn_are_measured_once():
+    """Direct feedback alignment takes one pass to make its maps; after that, and after resuming, none."""
+    s, x, y = mlp_split(5, 6, 4, 3), noise(32, 5), classes(32, count=3)
+    estimator = LearnedFeedback(route=Direct(FixedMaps()))
+    first = estimator(s, x, y, generator=generator())
+    estimator.update_state(s, first)
+    second = estimator(s, x, y, generator=generator())
+    assert (first.stats.jvps, second.stats.jvps, second.state_update) == (1, 0, {})
+    resumed = LearnedFeedback(route=Direct(FixedMaps(seed=1)))
+    resumed.route.load_state_dict(estimator.route.state_dict())
+    third = resumed(s, x, y, generator=generator())
+    assert third.stats.jvps == 0
+    for name, g in first.grads.items():
+        torch.testing.assert_close(second.grads[name], g)
+        torch.testing.assert_close(third.grads[name], g)

@@ -6,6 +6,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ class MapRule(ABC):
     Maps M are ``(groups, out, in)``, perturbations e ``(groups, n, in)`` and responses ``(groups, n, out)``. The
     response to a row e is M e, exactly or in the mean over rows.
     """
+
+    learns: ClassVar[bool] = True
+    """Whether measurements change the maps; without that only the first is taken, which makes them."""
 
     @abstractmethod
     def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:
@@ -173,6 +177,7 @@ class FixedMaps(MapRule):
         tensor(False)
     """
 
+    learns: ClassVar[bool] = False
     seed: int = 0
 
     def initial(self, name: str, groups: int, outputs: int, inputs: int, like: Tensor) -> Tensor:
@@ -206,6 +211,7 @@ class AlignedMaps(FixedMaps):
         (tensor([[[0.1990, 1.9901]]]), 2.0)
     """
 
+    learns: ClassVar[bool] = True
     rate: float = 0.1
 
     def __post_init__(self) -> None:

@@ -61,6 +61,12 @@ class Route(EveryNth, ABC):
         settings = [repr(self.rule)] * (self.rule is not None) + [f"every={self.every}"] * (self.every > 1)
         return f"{type(self).__name__}({', '.join(settings)})"
 
+    @property
+    def due(self) -> bool:
+        """Whether the present step takes a measurement; of maps that do not learn, only the first step does."""
+        fixed = self.rule is not None and not self.rule.learns
+        return super().due and not (fixed and self._maps)
+
     @abstractmethod
     def samples(self, tape: Tape) -> int | None:
         """Return how many samples of a batch a measurement needs; ``None`` for all of them."""
