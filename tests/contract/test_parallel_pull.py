@@ -22,7 +22,7 @@ from splitfg import (
     Tied,
 )
 from splitfg.estimators import compiled
-from splitfg.feedback import RandomMaps
+from splitfg.feedback import AttentionMaps, GatedMaps, RandomMaps
 from splitfg.models import GPT, MLP, GPTConfig, ResNet
 from splitfg.recipes import Adam
 from splitfg.sites import pull_block
@@ -76,11 +76,10 @@ def test_the_lookup_is_left_to_the_head_if_tied_parameters_are_excluded():
     torch.testing.assert_close(included.grads["trunk.position"], excluded.grads["trunk.position"])
 
 
-def saved_at_once(layers):
+def saved_at_once(estimator, s, x, y):
     """The most numbers that are saved for backward at one time."""
-    s, x, y = gpt(layers)
-    estimator, alive, most = ParallelPull(pulls=2), [0], [0]
-    estimator(s, x, y)
+    alive, most = [0], [0]
+    estimator.update_state(s, estimator(s, x, y, generator=generator()))
 
     class Saved:
         def __init__(self, t):
@@ -92,13 +91,34 @@ def saved_at_once(layers):
             alive[0] -= self.size
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(Saved, lambda kept: kept.t):
-        estimate = estimator(s, x, y)
+        estimate = estimator(s, x, y, generator=generator())
     assert not any(g.requires_grad for g in estimate.grads.values())
     return most[0]
 
 
-def test_no_more_is_saved_for_backward_than_one_block_needs():
-    assert 0 < saved_at_once(6) == saved_at_once(2)
+PULLS = {
+    "two pulls": lambda: ParallelPull(pulls=2),
+    "maps": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2),
+    "gated maps": lambda: ParallelPull(feedback=GatedMaps(clusters=2)),
+    "maps along attention": lambda: ParallelPull(feedback=AttentionMaps()),
+    "own block": lambda: ParallelPull(feedback=MeanJacobian(), own_block=True),
+    "groups": lambda: ParallelPull(feedback=MeanJacobian(), pulls=2, group=2),
+}
+
+
+@pytest.mark.parametrize("name", PULLS)
+def test_no_more_is_saved_for_backward_than_one_block_needs(name):
+    assert 0 < saved_at_once(PULLS[name](), *gpt(6)) == saved_at_once(PULLS[name](), *gpt(2))
+
+
+def test_skips_save_no_more_for_backward_than_one_block_needs():
+    def resnet(blocks):
+        trunk = ResNet(widths=(8,), blocks=(blocks,), generator=generator()).double()
+        return Split(trunk, LinearHead(nn.Linear(8, 3, dtype=DOUBLE))), noise(4, 3, 8, 8), classes(4, count=3)
+
+    assert (
+        0 < saved_at_once(ParallelPull(skips=True), *resnet(6)) == saved_at_once(ParallelPull(skips=True), *resnet(2))
+    )
 
 
 def large_gpt():
