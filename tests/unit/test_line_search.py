@@ -89,19 +89,19 @@ def test_the_first_step_is_the_optimizers_times_start():
 
 @pytest.mark.parametrize("steps", [1, 6])
 def test_one_measurement_is_the_formula(steps):
-    """log rho changes by the descent along the path, over its root mean square and sqrt(100 + t); the path follows."""
+    """log rho changes by the descent along the path, over its root mean square and sqrt(1000 + t); the path follows."""
     search = LineSearch()
     learner, *_ = searched(search)
     s = learner.split
     start = {n: p.detach().clone() for n, p in s.trunk_params().items()}
-    squares, total, rho = 0.0, 0.0, 0.3
+    squares, total, rho = 0.0, 0.0, 1.0
     for step in range(steps + 1):
         x, y = noise(32, 5, seed=step), classes(32, count=3, seed=step)
         path = {n: p.detach() - start[n] for n, p in s.trunk_params().items()}
         descent = slope_along(s, x, y, path).descent.item()
         squares, total = 0.97 * squares + descent**2, 0.97 * total + 1
         change = max(-1, min(1, descent / math.sqrt(squares / total))) if descent else 0.0
-        rho *= math.exp(change / math.sqrt(101 + step))
+        rho *= math.exp(change / math.sqrt(1001 + step))
         if step == steps:
             break
         learner.step(x, y, generator=generator())
@@ -132,7 +132,7 @@ def test_the_trunk_is_its_start_and_rho_times_all_updates(groups):
             for n in updates:
                 updates[n] += dict(s.model.named_parameters())[n].detach() - twin[n]
     rho = search.rho.reshape(-1)
-    assert len({0.3, *rho.tolist()}) == 1 + len(rho)
+    assert len({1.0, *rho.tolist()}) == 1 + len(rho)
     for n, p in s.trunk_params().items():
         own = rho[-1] if groups and n.endswith("bias") else rho[0]
         torch.testing.assert_close(p.detach(), start[n] + own * updates[n])
@@ -155,8 +155,8 @@ def test_short_paths_lengthen_and_long_ones_shorten(lr, longer):
     learner = GradientLearner(s, Backprop(), SGD(lr=lr).build(s), max_norm=1.0, line_search=search)
     for step in range(30):
         learner.step(x, y, generator=generator(step))
-    assert (search.rho > 0.3) == longer
-    assert abs(math.log(search.rho / 0.3)) > 0.5
+    assert (search.rho > 1) == longer
+    assert abs(math.log(search.rho)) > 0.5
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-2, 1e-1])
@@ -200,7 +200,7 @@ def test_a_schedules_factor_slows_rho_down(factor):
     search._state["squares"].copy_(100 * descent**2)  # so that the clip does not hide the factor
     search.advance(learner.split, x, y)
     unit = descent / (search.state_dict()["squares"][0] / (1 - 0.97**3)).sqrt()
-    torch.testing.assert_close(torch.log(search.rho / before), factor * unit / math.sqrt(103))
+    torch.testing.assert_close(torch.log(search.rho / before), factor * unit / math.sqrt(1003))
 
 
 @pytest.mark.parametrize("optimizer", [Adam(1e-2), SGD(0.1)])
@@ -231,6 +231,8 @@ def test_settings_that_cannot_work_raise():
         LineSearch(start=0)
     with pytest.raises(SplitError, match="cap must be positive"):
         LineSearch(cap=0)
+    with pytest.raises(SplitError, match="calm must not be negative"):
+        LineSearch(calm=-1)
 
 
 @pytest.mark.parametrize("groups", [(), ("*weight",)])
@@ -255,7 +257,7 @@ class TestGroups:
         search.advance(s, x, y)
         squares = 0.97 * state["squares"] + 0.03 * slopes.descent**2
         unit = (slopes.descent / (squares / (1 - 0.97**5)).sqrt()).clamp(-1, 1)
-        torch.testing.assert_close(search.rho, state["rho"] * torch.exp(unit / math.sqrt(105)))
+        torch.testing.assert_close(search.rho, state["rho"] * torch.exp(unit / math.sqrt(1005)))
         assert search.rho[0] != search.rho[1]
         for n, p in s.trunk_params().items():
             scale = (search.rho / state["rho"])[0 if n == first else 1]

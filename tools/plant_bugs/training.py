@@ -122,8 +122,8 @@ BUGS = (
     Bug(
         "line search: changes that stay as large",
         "learners/line_search.py",
-        "(_CALM + taken).sqrt()",
-        "_CALM**0.5",
+        "(self.calm + taken).sqrt()",
+        "self.calm**0.5",
         (f"{SEARCH}::test_one_measurement_is_the_formula",),
     ),
     Bug(

@@ -56,7 +56,7 @@ def _table(dataset: str) -> Table:
         best_in="row",
         decimals=decimals,
         note="Means over five held-out folds, protocol of the main table, Adam at 3e-3. The line search has its"
-        " defaults in all rows: rho begins at 0.3 and is at most 3.",
+        " defaults in all rows: rho begins at 1 and is at most 3.",
     )
 
 
