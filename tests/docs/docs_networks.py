@@ -69,11 +69,19 @@ def trunk_gain(clipped: str = "") -> Value:
     return lambda: ppl("frozen-10")() - ppl(f"split_fg-k4-rho0.1{clipped}-10")()  # type: ignore[operator]
 
 
-SEARCHED = tuple(
-    (ppl(f"{name}-adaptive-10"), seeds(f"{name}-rho{rho}-10", 1)[0])
-    for name, rho in (("split_fg-k4", "0.1"), ("pull-maps", "0.1"), ("learned", "0.3"), ("tuned", "0.3"))
-)
+_BEST_RHOS = {"split_fg-k4": "0.1", "pull-maps": "0.1", "learned": "0.3", "tuned": "0.3"}
+
+
+def _searched(search: str, *names: str) -> tuple[tuple[Value, Value], ...]:
+    return tuple((ppl(f"{n}-{search}-10"), seeds(f"{n}-rho{_BEST_RHOS[n]}-10", 1)[0]) for n in names)
+
+
+SEARCHED = _searched("adaptive", "learned", "tuned")
+FAST_SEARCHED = _searched("adaptive-fast", *_BEST_RHOS)
 """Perplexities with a line search, and with the best of the step scales that were run, seed 0."""
+
+MAPS = ("maps-attention", "annealed", "maps-gated", "maps-every4")
+"""Refinements of maps to the writers."""
 
 
 def jump(preset: str) -> tuple[Value, Value]:

@@ -97,7 +97,7 @@ def grid_scales(data: str, method: str) -> dict[str, float]:
     return {r: recorded("tabular_step", f"{data}-{method}-rho{r}", STEP_TABLES[data]) for r in names}
 
 
-def step_rmse(data: str, method: str, *hows: str) -> tuple[Value, ...]:
+def step_result(data: str, method: str, *hows: str) -> tuple[Value, ...]:
     return tuple(lambda how=how: step_scale(data, method, how) for how in hows)  # type: ignore[misc]
 
 

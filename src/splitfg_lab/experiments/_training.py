@@ -16,6 +16,7 @@ from splitfg.numerics import norm
 from splitfg.recipes import MethodRecipe, OptimizerRecipe
 from splitfg.training import Epochs
 from splitfg.types import Learner, Params
+from splitfg_lab.experiments._search import Search
 from splitfg_lab.runs import RunContext, fit
 from splitfg_lab.runs.context import Advance
 from splitfg_lab.runs.loop import Batches, Evaluate
@@ -59,6 +60,10 @@ class Training(Protocol):
         """Patterns of parameters that the line search scales apart."""
 
     @property
+    def search(self) -> Search:
+        """How the line search begins."""
+
+    @property
     def steps(self) -> int:
         """Optimizer steps."""
 
@@ -77,7 +82,8 @@ def gradient_learner(config: Training, split: Split, *, horizon: int, run: RunCo
     The processes of ``run``, if there are several, divide the rows of its batches.
     """
     assert isinstance(config.method, MethodRecipe)
-    estimator = config.method.build()
+    estimator, begin = config.method.build(), config.search
+    search = LineSearch(groups=config.adaptive_groups, start=begin.start, calm=begin.calm)
     return GradientLearner(
         split,
         estimator if run is None else run.spread(estimator),
@@ -85,7 +91,7 @@ def gradient_learner(config: Training, split: Split, *, horizon: int, run: RunCo
         schedule=CosineWithWarmup(horizon, config.warmup),
         max_norm=config.max_norm,
         clip_apart=config.clip_apart,
-        line_search=LineSearch(groups=config.adaptive_groups) if config.adaptive else None,
+        line_search=search if config.adaptive else None,
     )
 
 

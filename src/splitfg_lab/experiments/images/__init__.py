@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from splitfg_lab.experiments._search import BEFORE
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
 from splitfg_lab.experiments.images._figures import figures
 from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
@@ -26,6 +27,7 @@ EXPERIMENT = Experiment(
     headlines=headlines(),
     earlier=(
         ("adaptive", False),
+        *BEFORE,
         ("method:ParallelPullMethod.skips", False),
         ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),

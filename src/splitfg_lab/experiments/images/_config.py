@@ -14,6 +14,7 @@ from splitfg.recipes import (
     TableMethod,
 )
 from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
+from splitfg_lab.experiments._search import Search
 from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 
 FULL = 23_437
@@ -40,6 +41,7 @@ class ImageTraining:
         max_norm: Clipping bound.
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
         adaptive: Let a line search find the trunk's step scale; rho must be 1.
+        search: How the line search begins.
         evaluations: Full passes over the test images.
         checkpoints: How often a run is saved.
         matmul: float32 products and convolutions on a GPU: ``high`` allows TF32.
@@ -59,6 +61,7 @@ class ImageTraining:
     max_norm: float = 1.0
     clip_apart: bool = False
     adaptive: bool = False
+    search: Search = field(default_factory=Search)
     evaluations: int = 20
     checkpoints: int = 2
     matmul: Literal["high", "highest"] = "high"

@@ -34,6 +34,7 @@ from splitfg.recipes import (
     SplitFGMethod,
 )
 from splitfg_lab.experiments._feedback_methods import LAYERS_ALONE, by_passes, every_nth
+from splitfg_lab.experiments._search import FAST
 from splitfg_lab.experiments._titles import METHOD_TITLES
 from splitfg_lab.experiments.images._config import ABLATION, FULL, ImageTraining
 from splitfg_lab.experiments.images._networks import FLAT18, RESNET18, Backbone, FlatNetwork, PlainMLP
@@ -175,9 +176,9 @@ def flat_only(name: str, rho: float) -> str:
     return f"flat-{name}-rho{rho:g}"
 
 
-def l2(name: str) -> str:
+def l2(name: str, *, clipped: bool = True) -> str:
     """Return the name of a preset of CIFAR-100 with L2 decay in the gradient instead of AdamW's."""
-    return f"cifar100-{name}-l2"
+    return f"cifar100-{name}-l2{'' if clipped else '-unclipped'}"
 
 
 def presets() -> tuple[Preset, ...]:
@@ -246,6 +247,8 @@ def _feedback() -> Iterator[Preset]:
 
 DECAYED = {"backprop": "Backprop", "split_fg": "Split-FG", "frozen": "frozen trunk, exact head"}
 """Methods on CIFAR-100 that also run with L2 decay in the gradient."""
+_NO_LIMIT = 1e6
+"""A clipping bound that no gradient reaches."""
 
 
 def _decay() -> Iterator[Preset]:
@@ -254,6 +257,8 @@ def _decay() -> Iterator[Preset]:
     for name, title in DECAYED.items():
         config = replace(_training_of(known[f"cifar100-{name}"]), optimizer=AdamL2(weight_decay=5e-4))
         yield _full(CIFAR100, f"{name}-l2", f"{title}, L2 decay", config)
+        unclipped = replace(config, max_norm=_NO_LIMIT)
+        yield _full(CIFAR100, f"{name}-l2-unclipped", f"{title}, L2 decay, not clipped", unclipped)
         if name == "split_fg":
             apart = replace(config, clip_apart=True)
             yield _full(CIFAR100, "split_fg-l2-apart", "Split-FG, L2 decay, clipped apart", apart)
@@ -274,15 +279,17 @@ ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
 """Methods whose trunk step a line search finds, by a part of a preset's name."""
 
 
-def adaptive(name: str) -> str:
+def adaptive(name: str, *, fast: bool = False) -> str:
     """Return the name of a preset with a line search."""
-    return f"flat-{name}-adaptive"
+    return f"flat-{name}-adaptive{'-fast' * fast}"
 
 
 def _adaptive() -> Iterator[Preset]:
     for name, (title, method) in ADAPTIVE.items():
         config = replace(CIFAR10.ablation(method), adaptive=True)
-        yield Preset(adaptive(name), f"CIFAR-10, flat head, 6,000 steps: {title}, line search", config)
+        says = f"CIFAR-10, flat head, 6,000 steps: {title}"
+        yield Preset(adaptive(name), f"{says}, line search", config)
+        yield Preset(adaptive(name, fast=True), f"{says}, fast line search", replace(config, search=FAST))
 
 
 def _screening(setting: ImageSetting) -> Iterator[Preset]:

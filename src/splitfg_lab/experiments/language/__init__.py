@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from splitfg_lab.experiments._search import BEFORE
 from splitfg_lab.experiments.language._config import (
     EPOCH,
     TENTH,
@@ -59,6 +60,7 @@ EXPERIMENT = Experiment(
         ("clip_apart", False),
         ("adaptive", False),
         ("adaptive_groups", []),
+        *BEFORE,
         ("method:ParallelPullMethod.skips", False),
         ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),

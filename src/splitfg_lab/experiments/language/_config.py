@@ -14,6 +14,7 @@ from splitfg.recipes import (
     Muon,
 )
 from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
+from splitfg_lab.experiments._search import Search
 
 EPOCH = 232_588
 """Steps of one epoch: 930,352 windows of 128 tokens, four a step."""
@@ -105,6 +106,7 @@ class Language:
         clip_apart: Clip trunk and head each by itself; the paper clips them jointly.
         adaptive: Let a line search find the trunk's step scale; rho must be 1.
         adaptive_groups: Glob patterns of parameters that the line search scales apart.
+        search: How the line search begins.
         model: Sizes.
         light: Train only positions, norms and biases of the trunk.
         tied: How the token table serves as lookup: ``exclude`` reads the current table and leaves it out of the
@@ -128,6 +130,7 @@ class Language:
     clip_apart: bool = False
     adaptive: bool = False
     adaptive_groups: tuple[str, ...] = ()
+    search: Search = field(default_factory=Search)
     model: Sizes = field(default_factory=Sizes)
     light: bool = False
     tied: Literal["exclude", "include", "fixed"] = "exclude"

@@ -37,6 +37,7 @@ from splitfg.recipes import (
     SplitFGMethod,
 )
 from splitfg_lab.experiments._feedback_methods import LAYERS_ALONE, by_passes, every_nth
+from splitfg_lab.experiments._search import FAST
 from splitfg_lab.experiments.language._config import EPOCH, TENTH, Language, Sizes
 from splitfg_lab.experiments.spec import Preset
 
@@ -104,7 +105,7 @@ RUNGS: dict[str, Rung] = {
     "own-random": Rung("Random maps, reverse mode inside own block", _OWN_RANDOM, (0.03, 0.1), _OWN),
     "direct-eps": Rung("Direct path", DirectPathMethod(), (0.03,), _FORWARD),
     "maps": Rung(
-        "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.1), _MAPS, 1e-5, seeds=THREE
+        "Maps to the writers", DirectPathMethod(MeanJacobianFeedback()), (0.03, 0.01, 0.1), _MAPS, 1e-5, seeds=THREE
     ),
     "maps-limited": Rung("Maps to the writers, rows limited", _LIMITED_MAPS, (0.03, 0.1), _MAPS, 1e-5),
     "maps-limited1": Rung("Maps to the writers, rows limited to 1", _TIGHT_MAPS, (0.03, 0.1), _MAPS, 1e-5),
@@ -200,6 +201,7 @@ LONGER = (
     "pull2-maps-limited",
     "pull-maps-blocks",
     "pull2-maps-blocks",
+    "pull-fastmaps-blocks",
     "pull4-maps",
     "learned",
     "learned-layers",
@@ -249,9 +251,9 @@ GROUPS = ("*attention.qkv*", "*attention.proj*", "*mlp*")
 GROUPED = ("pull-maps", "learned", "tuned")
 
 
-def adaptive(name: str) -> str:
+def adaptive(name: str, *, fast: bool = False) -> str:
     """Return the name of a preset with a line search, with the 10% budget."""
-    return f"{name}-adaptive-10"
+    return f"{name}-adaptive{'-fast' * fast}-10"
 
 
 def grouped(name: str) -> str:
@@ -272,6 +274,8 @@ def ladder_presets() -> Iterator[Preset]:
         searched = Language(method, Adam(lr=LR, eps=eps), adaptive=True)
         searched = replace(searched, tied="include" if tied == "include" else "exclude")
         yield Preset(adaptive(name), f"{title}, line search, 10% budget", _short(searched, TENTH))
+        fast = _short(replace(searched, search=FAST), TENTH)
+        yield Preset(adaptive(name, fast=True), f"{title}, fast line search, 10% budget", fast)
         if name in GROUPED:
             apart = replace(searched, adaptive_groups=GROUPS)
             yield Preset(grouped(name), f"{title}, line search by groups, 10% budget", _short(apart, TENTH))

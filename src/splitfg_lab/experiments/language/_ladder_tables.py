@@ -133,16 +133,17 @@ def _by_rho(corpus: str) -> Table:
         for name, found in RUNGS.items()
     ]
     decayed = (Cell("tuned-adamw-10", "val_ppl") if rho == 0.3 else None for rho in rhos)
-    rows.append(Row("Backprop, AdamW", (*decayed, None, None)))
-    columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search", "Line search by groups")
+    rows.append(Row("Backprop, AdamW", (*decayed, None, None, None)))
+    columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search", "Fast line search", "Line search by groups")
     title = "The ladder by trunk step scale, 10% budget: validation perplexity"
-    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=corpus, collapse=True)
+    note = f"The fast line search begins at rho = 0.3 and has a calm of 100. {corpus}"
+    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=note, collapse=True)
 
 
-def _searched(name: str) -> tuple[Cell | None, Cell | None]:
-    """Return the cells of the line searches, with one scale and with several."""
+def _searched(name: str) -> tuple[Cell | None, ...]:
+    """Return the cells of the line searches: by default, fast, and with several scales."""
     return (
-        Cell(adaptive(name), "val_ppl") if name in ADAPTIVE else None,
+        *(Cell(adaptive(name, fast=fast), "val_ppl") if name in ADAPTIVE else None for fast in (False, True)),
         Cell(grouped(name), "val_ppl") if name in GROUPED else None,
     )
 

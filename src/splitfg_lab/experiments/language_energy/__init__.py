@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from splitfg.errors import raise_if
 from splitfg.recipes import BackpropMethod, FrozenMethod, SplitFGMethod
 from splitfg.recipes.checks import below
+from splitfg_lab.experiments._search import BEFORE
 from splitfg_lab.experiments.language import SMOKE, TENTH, Language, Sizes
 from splitfg_lab.experiments.spec import Cell, Curves, Experiment, Paper, Preset, Row, Table
 
@@ -88,5 +89,10 @@ EXPERIMENT = Experiment(
     no_checkpoints=("init", "init-torch"),
     smoke=("batches=2", *(f"training.{setting}" for setting in SMOKE)),
     immaterial=("training.block",),
-    earlier=(("training.clip_apart", False), ("training.adaptive", False), ("training.adaptive_groups", [])),
+    earlier=(
+        ("training.clip_apart", False),
+        ("training.adaptive", False),
+        ("training.adaptive_groups", []),
+        *((f"training.{name}", value) for name, value in BEFORE),
+    ),
 )
