@@ -20,6 +20,7 @@ from splitfg import (
     MeanJacobian,
     NonFiniteError,
     ResidualPath,
+    Role,
     Split,
     SplitError,
     Tied,
@@ -35,6 +36,7 @@ ESTIMATORS = {
     "lean": lambda: DirectPath(lean=True),
     "random": lambda: DirectPath(feedback=RandomMaps()),
     "maps": lambda: DirectPath(feedback=MeanJacobian()),
+    "less for tied tables": lambda: DirectPath(tied_share=0.3),
     "lean maps in parts": lambda: DirectPath(feedback=MeanJacobian(), lean=True, micro_batch=1),
 }
 every_estimator = pytest.mark.parametrize("name", ESTIMATORS)
@@ -107,6 +109,19 @@ def test_nothing_is_saved_for_backward(name):
 def test_is_the_same_in_parts_and_when_lean(changes):
     s, x, y = problem()
     same(DirectPath()(s, x, y), DirectPath(**changes)(s, x, y))
+
+
+@pytest.mark.parametrize("changes", [{}, {"lean": True}, {"micro_batch": 1}])
+@pytest.mark.parametrize("tied_share", [0, 0.3])
+def test_a_tied_table_gets_a_part_of_the_trunks_share(tied_share, changes):
+    s, x, y = problem()
+    whole, part = (DirectPath(tied_share=share, **changes)(s, x, y) for share in (1, tied_share))
+    exact = FrozenTrunk()(s, x, y).grads
+    (table,) = [name for name, role in s.roles.items() if role is Role.TIED]
+    assert (whole.grads[table] - exact[table]).norm() > 0.1 * exact[table].norm()
+    torch.testing.assert_close(part.grads[table] - exact[table], tied_share * (whole.grads[table] - exact[table]))
+    for name in whole.grads.keys() - {table}:
+        torch.testing.assert_close(part.grads[name], whole.grads[name])
 
 
 def test_compiled_equals_eager():
@@ -343,6 +358,11 @@ class TestRefusals:
         s = split(seeded(Residual).double())
         with pytest.raises(NonFiniteError):
             DirectPath(PATH)(s, noise(5, 4) * torch.nan, classes(5, count=3))
+
+    @pytest.mark.parametrize("tied_share", [-0.1, 1.5, float("nan"), True, "0.3"])
+    def test_a_share_that_is_none(self, tied_share):
+        with pytest.raises(SplitError, match="tied_share must be a number from 0 to 1"):
+            DirectPath(tied_share=tied_share)
 
     def test_maps_without_a_generator(self):
         (problem,) = self.refused(DirectPath(PATH, feedback=MeanJacobian()))

@@ -69,19 +69,50 @@ def trunk_gain(clipped: str = "") -> Value:
     return lambda: ppl("frozen-10")() - ppl(f"split_fg-k4-rho0.1{clipped}-10")()  # type: ignore[operator]
 
 
-_BEST_RHOS = {"split_fg-k4": "0.1", "pull-maps": "0.1", "learned": "0.3", "tuned": "0.3"}
+BEST_RHOS = {"split_fg-k4": "0.1", "pull-maps": "0.1", "learned": "0.3", "tuned": "0.3", "maps": "0.03"}
+"""The best of the step scales that were run."""
+FAST_SEARCHED = ("split_fg-k4", "pull-maps", "learned", "tuned")
+"""Methods that the fast line search trains."""
 
 
-def _searched(search: str, *names: str) -> tuple[tuple[Value, Value], ...]:
-    return tuple((ppl(f"{n}-{search}-10"), seeds(f"{n}-rho{_BEST_RHOS[n]}-10", 1)[0]) for n in names)
+def searched(name: str, seeds_run: int = 1) -> tuple[Value, ...]:
+    """Perplexities with a line search, then with the best step scale and the same seeds."""
+    return (*seeds(f"{name}-adaptive-10", seeds_run), *seeds(f"{name}-rho{BEST_RHOS[name]}-10", seeds_run))
 
 
-SEARCHED = _searched("adaptive", "learned", "tuned")
-FAST_SEARCHED = _searched("adaptive-fast", *_BEST_RHOS)
-"""Perplexities with a line search, and with the best of the step scales that were run, seed 0."""
+def behind_grid(name: str, search: str = "adaptive") -> Value:
+    """How far a line search is behind the best step scale, in percent, seed 0."""
+
+    def found() -> float:
+        (ours,), (grid,) = seeds(f"{name}-{search}-10", 1), seeds(f"{name}-rho{BEST_RHOS[name]}-10", 1)
+        return 100 * (ours() / grid() - 1)  # type: ignore[operator]
+
+    return found
+
+
+def smallest_rho(preset: str) -> tuple[Value, Value]:
+    """The smallest rho of a line search with seed 0, and its step."""
+
+    def found() -> dict[str, float]:
+        runs = read_results(ROOT / "results" / "language.json")
+        (run,) = [r for r in runs if (r.report.preset, r.report.seed) == (preset, 0)]
+        return min((point for point in run.curve if "rho" in point), key=lambda point: point["rho"])
+
+    return lambda: found()["rho"], lambda: found()["step"]
+
 
 MAPS = ("maps-attention", "annealed", "maps-gated", "maps-every4")
 """Refinements of maps to the writers."""
+
+
+def first_evaluation(preset: str) -> tuple[Value, Value]:
+    """The perplexity of a run at its first evaluation, and the step."""
+
+    def found() -> dict[str, float]:
+        (run,) = [r for r in read_results(ROOT / "results" / "language.json") if r.report.preset == preset]
+        return next(point for point in run.curve if "val_ppl" in point)
+
+    return lambda: found()["val_ppl"], lambda: found()["step"]
 
 
 def jump(preset: str) -> tuple[Value, Value]:

@@ -48,9 +48,10 @@ def by_seed(name: str, preset: str, metric: str) -> list[float]:
     return [r.metrics[metric] for r in sorted(runs_of(name, preset), key=lambda r: r.seed)]
 
 
-def last(name: str, preset: str, metric: str) -> float:
-    """The last point of the preset's only curve."""
-    (run,) = [r for r in read_results(ROOT / "results" / f"{name}.json") if r.report.preset == preset]
+def last(name: str, preset: str, metric: str, seed: int = 0) -> float:
+    """The last point of the run's curve."""
+    runs = read_results(ROOT / "results" / f"{name}.json")
+    (run,) = [r for r in runs if (r.report.preset, r.report.seed) == (preset, seed)]
     return [point[metric] for point in run.curve if metric in point][-1]
 
 

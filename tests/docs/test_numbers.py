@@ -49,7 +49,7 @@ NETWORKS = {
 LADDER = {
     "Frozen trunk": ("frozen-10", "frozen"),
     "Split-FG, K = 4": ("split_fg-k4-rho0.1-10", "split_fg-k4-chunk4"),
-    "Direct path": ("direct-rho0.03-10", "direct"),
+    "Direct path": ("direct-eps-rho0.03-10", "direct"),
     "Maps": ("maps-rho0.03-10", "maps"),
     "Maps, one pull": ("pull-maps-rho0.1-10", "pull-maps"),
     "Maps, two pulls": ("pull2-maps-rho0.1-10", "pull2-maps"),

@@ -132,6 +132,13 @@ BUGS = (
         ("tests/oracle/test_gated_maps.py::test_values_after_writes_are_those_of_the_stream",),
     ),
     Bug(
+        "a tied table that always gets the trunk's whole share",
+        "estimators/direct_path.py",
+        "if self.tied_share == 1:",
+        "if self.tied_share >= 0:",
+        ("tests/contract/test_direct_path.py::test_a_tied_table_gets_a_part_of_the_trunks_share",),
+    ),
+    Bug(
         "a direct path whose gates see nothing",
         "feedback/_gated.py",
         "return torch.zeros(len(x), self.clusters, dtype=like.dtype, device=x.device).scatter_(1, nearest, 1.0)",

@@ -189,6 +189,13 @@ def _is_count(value: object) -> TypeGuard[Integral]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def tied_share_problems(tied_share: object) -> list[str]:
+    """List the problems of a factor of the trunk's share in the gradient of a tied table."""
+    if isinstance(tied_share, int | float) and type(tied_share) is not bool and 0 <= tied_share <= 1:
+        return []
+    return [f"tied_share must be a number from 0 to 1, got {tied_share!r}: 1 adds the trunk's whole share"]
+
+
 def kind_problems(name: str, value: object, kind: type) -> list[str]:
     """List the problems of a setting that must be an instance of ``kind``."""
     if isinstance(value, type):

@@ -12,7 +12,7 @@ from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
-from splitfg.estimators._settings import kind_problems, micro_batch_problems
+from splitfg.estimators._settings import kind_problems, micro_batch_problems, tied_share_problems
 from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.push import check_tangents
@@ -35,7 +35,7 @@ from splitfg.sites import (
     under,
     validate_path,
 )
-from splitfg.splitting import Split, parts
+from splitfg.splitting import Role, Split, parts
 from splitfg.splitting.checks import begin_step, check_gradients
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -52,7 +52,8 @@ class DirectPath:
     are exact (learned maps are not applied to a last writer that is called once on a strict path); the others miss the
     share of the gradient through later blocks. The trunk's other parameters get no entry.
 
-    Tied tables get their share as lookup under ``Tied.INCLUDE``.
+    Tied tables get their share as lookup under ``Tied.INCLUDE``, times ``tied_share``: the head's exact gradient trains
+    them at the head's step, and over a long training an approximate share of similar size can carry them away.
 
     Args:
         path: The residual stream; by default the trunk's ``residual_path()``.
@@ -61,6 +62,7 @@ class DirectPath:
             of that is kept from the first; the estimate is the same. Noise that maps learn from is kept all the same.
         micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
             other noise.
+        tied_share: Factor s of the trunk's share in the gradient of a tied table, ĝ = g_head + s ĝ_trunk.
         recorder: Runs the trunk and records what its writers read.
 
     Example:
@@ -85,10 +87,12 @@ class DirectPath:
     feedback: Feedback = field(default_factory=UnchangedFeedback)
     lean: bool = False
     micro_batch: int | None = None
+    tied_share: float = 1.0
     recorder: Recorder = field(default=record, repr=False)
 
     def __post_init__(self) -> None:
         found = micro_batch_problems(self.micro_batch) + kind_problems("feedback", self.feedback, Feedback)
+        found += tied_share_problems(self.tied_share)
         if self.lean and isinstance(self.feedback, Feedback) and self.feedback.reads_stream:
             words = "reads the stream's values, which a lean pass does not keep"
             found.append(f"{type(self.feedback).__name__} {words}: use lean=False, or MeanJacobian()")
@@ -126,7 +130,7 @@ class DirectPath:
                 u = head.u(i, seen.h, part_y)
                 trunk = added(trunk, self._part(part_split, path, seen, u, part_x, feedback.drawn(generator)))
                 del seen  # before the next part is
-            return self._assembled(split.named_trunk_grads(trunk), learning, head, share)
+            return self._assembled(self._shared(split, split.named_trunk_grads(trunk)), learning, head, share)
 
     def learned_state(self) -> dict[str, LearnedMaps]:
         """Return the maps if they are learned."""
@@ -205,6 +209,12 @@ class DirectPath:
                     write(name, a, wrote)
         beside = {p: added_gradient(fed_back(w), trunk.get_parameter(p)) for p, w in path.added.items()}
         return {**grads, **beside}
+
+    def _shared(self, split: Split, trunk: Params) -> Params:
+        """Return the trunk's gradients with ``tied_share`` of those of tied tables."""
+        if self.tied_share == 1:
+            return trunk
+        return {n: self.tied_share * g if split.roles[n] is Role.TIED else g for n, g in trunk.items()}
 
     def _assembled(self, trunk: Params, learning: _MapLearning, head: HeadPass, share: Share) -> Partial:
         exact = head.result()

@@ -193,16 +193,18 @@ class DirectPathMethod(MethodRecipe):
     Attributes:
         feedback: Maps u to the gradient at each layer that writes to the stream.
         lean: Compute the head's gradients last, for less memory; the estimate is the same.
+        tied_share: Factor of the trunk's share in the gradient of a tied table.
     """
 
     feedback: FeedbackRecipe = field(default_factory=IdentityFeedback)
     lean: bool = False
+    tied_share: float = 1.0
 
     def build(self) -> Estimator:
         """Return :class:`~splitfg.DirectPath`, on the trunk's own ``residual_path()``."""
         from splitfg.estimators import DirectPath
 
-        return DirectPath(feedback=self.feedback.build(), lean=self.lean)
+        return DirectPath(feedback=self.feedback.build(), lean=self.lean, tied_share=self.tied_share)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ EXPERIMENT = Experiment(
     earlier=(
         ("adaptive", False),
         *BEFORE,
+        ("method:DirectPathMethod.tied_share", 1.0),
         ("method:ParallelPullMethod.skips", False),
         ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),

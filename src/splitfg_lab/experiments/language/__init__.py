@@ -61,6 +61,7 @@ EXPERIMENT = Experiment(
         ("adaptive", False),
         ("adaptive_groups", []),
         *BEFORE,
+        ("method:DirectPathMethod.tied_share", 1.0),
         ("method:ParallelPullMethod.skips", False),
         ("method:ParallelPullMethod.group", 1),
         ("method.feedback:MeanJacobianFeedback.limit", None),

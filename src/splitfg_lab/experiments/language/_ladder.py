@@ -87,6 +87,7 @@ def _seldom(n: int) -> Rung:
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _LIMITED_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=LIMIT))
+_LESS_TIED = DirectPathMethod(MeanJacobianFeedback(), tied_share=0.3)
 _TIGHT_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=1.0))
 _SLOW_LIMITED_MAPS = MeanJacobianFeedback(SLOW_MAPS.rate, LIMIT)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
@@ -109,6 +110,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "maps-limited": Rung("Maps to the writers, rows limited", _LIMITED_MAPS, (0.03, 0.1), _MAPS, 1e-5),
     "maps-limited1": Rung("Maps to the writers, rows limited to 1", _TIGHT_MAPS, (0.03, 0.1), _MAPS, 1e-5),
+    "maps-tied0.3": Rung("Maps to the writers, 0.3 of the lookup's share", _LESS_TIED, (0.03, 0.01), _MAPS, 1e-5),
     "maps-every4": Rung(
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
@@ -192,9 +194,11 @@ CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
 }
 """Methods of the comparison of Adam's eps: title, method, rho, and whether trunk and head are clipped apart."""
 LONGER = (
+    "direct-eps",
     "maps",
     "maps-limited",
     "maps-limited1",
+    "maps-tied0.3",
     "pull-maps",
     "pull-maps-limited",
     "pull2-maps",
