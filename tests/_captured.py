@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from splitfg import CosineWithWarmup, GradientLearner, LinearHead, Split, Tied
+from splitfg import CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, Tied
 from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
 from splitfg.recipes import (
@@ -78,14 +78,19 @@ class Setting:
     device: torch.device
 
     def eager(
-        self, method: MethodRecipe, optimizer: OptimizerRecipe | None = None, dtype: torch.dtype = torch.float32
+        self,
+        method: MethodRecipe,
+        optimizer: OptimizerRecipe | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        line_search: LineSearch | None = None,
     ) -> GradientLearner:
         trunk = GPT(self.config, generator=torch.Generator().manual_seed(0)).to(self.device, dtype)
         split = Split(trunk, self.head(trunk.tied_linear()), tied=Tied.EXCLUDE)
         estimator = method.build()
-        built = (optimizer or Adam(self.lr)).build(split, rho=0.1)
+        built = (optimizer or Adam(self.lr)).build(split, rho=0.1 if line_search is None else 1.0)
         schedule = CosineWithWarmup(self.steps, 3)
-        return GradientLearner(split, estimator, built, schedule=schedule)
+        return GradientLearner(split, estimator, built, schedule=schedule, line_search=line_search)
 
     def captured(self, *args: Any, compile_: Any = None, looked_up: bool = True, **kwargs: Any) -> CapturedLearner:
         batches = DeviceWindows(self.windows, batch=self.batch, steps=self.steps, device=self.device)

@@ -11,7 +11,7 @@ from _captured import METHODS, Setting, made_up_windows, optimizers
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from splitfg import Backprop, CapturedLearner, ForwardGradient, GradientLearner, LinearHead, SplitFG, split
+from splitfg import Backprop, CapturedLearner, ForwardGradient, GradientLearner, LinearHead, LineSearch, SplitFG, split
 from splitfg.compiled import whole
 from splitfg.models import GPTConfig
 from splitfg.recipes import (
@@ -80,6 +80,18 @@ def test_compiled_and_captured_steps_are_the_eager_steps(method):
     assert take(fast, generator()) == pytest.approx(take(eager, generator()), rel=1e-3)
     assert fast.captured
     assert apart(fast, eager) < 0.05
+
+
+@pytest.mark.parametrize("compile_", [None, whole])
+@pytest.mark.parametrize("method", [SplitFGMethod(K=3), BackpropMethod(), LearnedFeedbackMethod()], ids=repr)
+def test_a_captured_line_search_finds_the_eager_rho(method, compile_):
+    searches = LineSearch(calm=0), LineSearch(calm=0)
+    eager = eager_learner(method, line_search=searches[0])
+    fast = captured_learner(method, compile_=compile_, line_search=searches[1])
+    assert take(fast, generator()) == pytest.approx(take(eager, generator()), rel=1e-3)
+    assert fast.captured
+    assert searches[0].rho != searches[0].start
+    assert searches[1].rho.item() == pytest.approx(searches[0].rho.item(), rel=0.02)
 
 
 @pytest.mark.parametrize("at", [2, 8])  # before and after the capture

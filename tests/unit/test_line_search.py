@@ -9,7 +9,17 @@ from _toolkit import DOUBLE, classes, exact, generator, mlp_split, noise, seeded
 from torch import nn
 from torch.autograd.functional import hessian
 
-from splitfg import Backprop, CosineWithWarmup, GradientLearner, LinearHead, LineSearch, Split, SplitError, SplitFG
+from splitfg import (
+    Backprop,
+    CosineWithWarmup,
+    ForwardMode,
+    GradientLearner,
+    LinearHead,
+    LineSearch,
+    Split,
+    SplitError,
+    SplitFG,
+)
 from splitfg.heads import ProbedHead, ReverseModeHead, SquaredError
 from splitfg.learners import CapturedLearner, descents_along, slope_along, slopes_along
 from splitfg.recipes import SGD, Adam
@@ -224,6 +234,50 @@ def test_captured_and_resumed_steps_are_eager_steps(optimizer):
     torch.compiler.reset()
     for n, p in eager.split.model.named_parameters():
         torch.testing.assert_close(p, dict(inner.split.model.named_parameters())[n])
+
+
+def test_captured_steps_measure_in_compiled_code():
+    """The compiled function runs forward mode, once for a step of Backprop: its own passes push no tangent."""
+    s, x, y = problem()
+    pushed = []
+
+    def counting(function):
+        if getattr(function, "__self__", None) != ForwardMode():
+            return function
+
+        def run(*args):
+            pushed.append(1)
+            return function(*args)
+
+        return run
+
+    eager = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch())
+    fast = CapturedLearner(eager, horizon=20, compile_=counting)
+    g = generator()
+    fast.check(x, y, generator=g)
+    before = len(pushed)
+    for _ in range(3):
+        fast.step(x, y, generator=g)
+    assert len(pushed) - before == 3
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.1, float("nan")])
+def test_a_compiler_that_loses_the_slope_raises(wrong):
+    s, x, y = problem()
+
+    def losing(function):
+        if getattr(function, "__self__", None) != ForwardMode():
+            return function
+
+        def run(*args):
+            h, moved = function(*args)
+            return h, wrong * moved
+
+        return run
+
+    eager = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=LineSearch())
+    with pytest.raises(SplitError, match="the line search measures another descent in compiled code"):
+        CapturedLearner(eager, horizon=20, compile_=losing).step(x, y, generator=generator())
 
 
 def test_settings_that_cannot_work_raise():

@@ -71,6 +71,20 @@ BUGS = (
         (f"{SEARCH}::test_short_paths_lengthen_and_long_ones_shorten",),
     ),
     Bug(
+        "line search: compiled measurements that are not compared with eager ones",
+        "learners/captured.py",
+        "found_problems += self._search_problems(batch, expected)",
+        "pass",
+        (f"{SEARCH}::test_a_compiler_that_loses_the_slope_raises",),
+    ),
+    Bug(
+        "line search: captured steps that measure in eager code",
+        "learners/line_search.py",
+        "return fast, replace(self, engine=engine)",
+        "return split, self",
+        (f"{SEARCH}::test_captured_steps_measure_in_compiled_code",),
+    ),
+    Bug(
         "line search: its JVPs not counted",
         "learners/gradient.py",
         'metrics["jvps"] + self.line_search.jvps',

@@ -2,7 +2,14 @@
 
 from splitfg.compiled._errors import with_explained_errors
 from splitfg.compiled._halves import CompiledHalves
-from splitfg.compiled._parts import CompiledEngine, CompiledTrunk, whole, with_compiled_head, with_compiled_trunk
+from splitfg.compiled._parts import (
+    CompiledEngine,
+    CompiledTrunk,
+    whole,
+    with_compiled_head,
+    with_compiled_tangents,
+    with_compiled_trunk,
+)
 from splitfg.compiled._pulls import CompiledPuller
 from splitfg.compiled._recorder import Compile, CompiledRecorder, traced_or_none
 
@@ -16,6 +23,7 @@ __all__ = [
     "traced_or_none",
     "whole",
     "with_compiled_head",
+    "with_compiled_tangents",
     "with_compiled_trunk",
     "with_explained_errors",
 ]

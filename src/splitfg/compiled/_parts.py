@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from splitfg.calling import Places, call, places_of
 from splitfg.compiled._recorder import Compile
+from splitfg.engines import ForwardMode
 from splitfg.heads import Head, LinearHead, OutputLoss, RowData, RowEntries
 from splitfg.splitting import Split, TangentNorms, has_reduced_precision
 from splitfg.types import Engine, Params, TrunkFunction
@@ -57,6 +58,16 @@ def with_compiled_trunk(split: Split, compile_: Compile = whole, *, trunk: nn.Mo
     """
     compiled = CompiledTrunk(split.trunk if trunk is None else trunk, compile_)
     return split.twin(compiled, _compiled_head(split.head, compile_))
+
+
+def with_compiled_tangents(split: Split, engine: Engine, compile_: Compile = whole) -> tuple[Split, Engine]:
+    """Return the same network with a compiled head, and an engine that pushes tangents in compiled code.
+
+    Engines other than forward mode run the trunk as it is; they get a compiled trunk instead.
+    """
+    if not isinstance(engine, ForwardMode):
+        return with_compiled_trunk(split, compile_), engine
+    return with_compiled_head(split, compile_), CompiledEngine(engine, split.trunk, compile_=compile_)
 
 
 def _compiled_head(head: Head, compile_: Compile) -> Head:

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from splitfg.compiled import Compile, CompiledEngine, with_compiled_head, with_compiled_trunk
-from splitfg.engines import ForwardMode
+from splitfg.compiled import Compile, with_compiled_tangents
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import TangentSettings
@@ -110,10 +109,8 @@ class SplitFG(TangentSettings):
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, SplitFG]:
         """Compile the engine and the head; engines other than forward mode get a compiled trunk instead."""
-        if not isinstance(self.engine, ForwardMode):
-            return with_compiled_trunk(split, compile_), self
-        engine = CompiledEngine(self.engine, split.trunk, compile_=compile_)
-        return with_compiled_head(split, compile_), replace(self, engine=engine)
+        fast, engine = with_compiled_tangents(split, self.engine, compile_)
+        return fast, replace(self, engine=engine)
 
     def _own_scores(
         self,

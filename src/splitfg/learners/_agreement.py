@@ -29,6 +29,8 @@ _SHARE = 0.01
 _ROUNDINGS = 5.0
 _TF32, _DRAWS, _SEED = 2.0**-11, 4, 0
 
+_CURE = "pass compile_=None, and report it with your torch version"
+
 _TRUNK, _HEAD, _LEARNED = "gradients for the trunk", "gradients for the head", "learned state"
 
 Run: TypeAlias = Callable[[Inputs], Estimate]
@@ -63,7 +65,7 @@ def problems(found: Sequence[Disagreement]) -> list[str]:
         more = f" and {len(rest)} more tensors" if rest else ""
         messages.append(
             f"compiled and eager code compute different {part}: {worst.name}{more} (relative difference"
-            f" {worst.far:.2g}, allowed {worst.allowed:.2g}): pass compile_=None, and report it with your torch version"
+            f" {worst.far:.2g}, allowed {worst.allowed:.2g}): {_CURE}"
         )
     return messages
 
@@ -154,6 +156,16 @@ def disagreements(
             scale = max(size, torch.finfo(torch.float32).tiny)
             result.append(Disagreement(part, name, far / scale, allowed / scale))
     return result
+
+
+def descent_problems(expected: float, found: float, dtype: torch.dtype) -> list[str]:
+    """List the difference of descents that eager and compiled code measure along the same direction."""
+    if abs(found - expected) <= _TOLERANCE.get(dtype, _NARROW_TOLERANCE) * abs(expected):
+        return []
+    return [
+        f"the line search measures another descent in compiled code, {found:.3g}, than in eager code, {expected:.3g}:"
+        f" {_CURE}"
+    ]
 
 
 def _tensors(estimate: Estimate, roles: Roles) -> dict[Key, Tensor]:

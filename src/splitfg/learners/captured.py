@@ -16,9 +16,17 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Backprop, Estimator, ForwardGradient, MessagingEstimator, SplitFG
 from splitfg.feedback import EveryNth
-from splitfg.learners._agreement import Rounding, disagreements, narrowest_dtype, precision, problems
+from splitfg.learners._agreement import (
+    Rounding,
+    descent_problems,
+    disagreements,
+    narrowest_dtype,
+    precision,
+    problems,
+)
 from splitfg.learners._capturable import capture_problems
 from splitfg.learners.gradient import GradientLearner
+from splitfg.splitting import Role
 from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_aside
 from splitfg.types import Estimate, Inputs, StepStats, Target
 
@@ -146,6 +154,7 @@ class CapturedLearner:
             found = self._fast.estimate(*batch, generator=generator)
             generator.set_state(state)
             found_problems = self._differences(batch, expected, found, generator)
+            found_problems += self._search_problems(batch, expected)
         if found_problems and self._random():
             self._run_eagerly("compiled code draws others on this device, and steps run in eager code")
             return
@@ -260,6 +269,15 @@ class CapturedLearner:
             return
         for place, value in _matched((self._x, self._y), (x, y)):
             place.copy_(value)
+
+    def _search_problems(self, batch: tuple[Inputs, Target], expected: Estimate) -> list[str]:
+        """Compare the line search's measurements along the estimate, where rounding is small beside the descent."""
+        if self._eager.line_search is None:
+            return []
+        roles = self._eager.split.roles
+        direction = {n: g for n, g in expected.grads.items() if roles[n] is Role.TRUNK}
+        wanted, got = (one.searched_descent(*batch, direction).item() for one in (self._eager, self._fast))
+        return descent_problems(wanted, got, self._dtype)
 
     def _differences(
         self, batch: tuple[Inputs, Target], expected: Estimate, found: Estimate, generator: torch.Generator

@@ -17,6 +17,7 @@ from splitfg.estimators import Estimator, LearningEstimator, SharingEstimator, S
 from splitfg.estimators.protocol import Stateful
 from splitfg.hardware import DeviceTrunk
 from splitfg.learners.line_search import LineSearch
+from splitfg.learners.slopes import descents_along
 from splitfg.splitting import Split, require_split
 from splitfg.splitting.checks import begin_step
 from splitfg.training import Schedule, Update
@@ -121,8 +122,9 @@ class GradientLearner:
         """Return a learner with compiled network and estimator that shares parameters, optimizer and learned state."""
         split, estimator = compiled(self.split, self.estimator, compile_)
         twin = GradientLearner(split, estimator, self.update.optimizer.optimizer, prediction=self.prediction)
-        twin.update, twin.log, twin.line_search = self.update, self.log, self.line_search
-        twin._searched = self._searched  # compiled code has lost tangents in some versions of torch
+        twin.update, twin.log = self.update, self.log
+        if self.line_search is not None:
+            twin._searched, twin.line_search = self.line_search.compiled(self._searched, compile_)
         return twin
 
     def fill_grads(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> StepStats:
@@ -149,6 +151,11 @@ class GradientLearner:
         if self.line_search is not None:
             metrics |= {**self.line_search.metrics(), "jvps": metrics["jvps"] + self.line_search.jvps}
         return StepStats(written.loss, metrics)
+
+    def searched_descent(self, x: Inputs, y: Target, direction: Params) -> Tensor:
+        """Return the descent of a batch along a direction of the trunk's parameters, as the line search measures it."""
+        assert self.line_search is not None
+        return descents_along(self._searched, x, y, [direction], engine=self.line_search.engine)[0]
 
     def estimate(self, x: Inputs, y: Target | None = None, *, generator: torch.Generator) -> Estimate:
         """Estimate the gradient of one batch, before clipping; the only side effect is on the generator."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from splitfg.compiled import Compile, with_compiled_tangents
 from splitfg.engines import ForwardMode
 from splitfg.errors import raise_if, shorten
 from splitfg.estimators import Measure
@@ -104,6 +105,11 @@ class LineSearch:
         """Return the scales by name, for logs."""
         rho = self.rho.clone()
         return {"rho": rho} if rho.ndim == 0 else {f"rho/{i}": part for i, part in enumerate(rho.unbind())}
+
+    def compiled(self, split: Split, compile_: Compile) -> tuple[Split, LineSearch]:
+        """Return a network and a search that measures it in compiled code; the two searches share their state."""
+        fast, engine = with_compiled_tangents(split, self.engine, compile_)
+        return fast, replace(self, engine=engine)
 
     def advance(self, split: Split, x: Inputs, y: Target, *, mean: MeanOverRows | None = None) -> None:
         """Measure a batch along the trunk's path, change rho, and scale the path with it.
