@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from splitfg.recipes import (
     ActivityMethod,
@@ -87,7 +88,8 @@ def _seldom(n: int) -> Rung:
 
 _FALLING = AnnealedMapsFeedback(TENTH, 0.45, 0.1)
 _LIMITED_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=LIMIT))
-_LESS_TIED = DirectPathMethod(MeanJacobianFeedback(), tied_share=0.3)
+TIED_SHARES = (0.3, 0.1)
+"""Parts of the lookup's share that count in the gradient of the tied table, beside the whole."""
 _TIGHT_MAPS = DirectPathMethod(MeanJacobianFeedback(limit=1.0))
 _SLOW_LIMITED_MAPS = MeanJacobianFeedback(SLOW_MAPS.rate, LIMIT)
 _OWN_MAPS = ParallelPullMethod(MeanJacobianFeedback(), own_block=True)
@@ -110,7 +112,16 @@ RUNGS: dict[str, Rung] = {
     ),
     "maps-limited": Rung("Maps to the writers, rows limited", _LIMITED_MAPS, (0.03, 0.1), _MAPS, 1e-5),
     "maps-limited1": Rung("Maps to the writers, rows limited to 1", _TIGHT_MAPS, (0.03, 0.1), _MAPS, 1e-5),
-    "maps-tied0.3": Rung("Maps to the writers, 0.3 of the lookup's share", _LESS_TIED, (0.03, 0.01), _MAPS, 1e-5),
+    **{
+        f"maps-tied{share:g}": Rung(
+            f"Maps to the writers, {share:g} of the lookup's share",
+            DirectPathMethod(MeanJacobianFeedback(), tied_share=share),
+            (0.03, 0.01),
+            _MAPS,
+            1e-5,
+        )
+        for share in TIED_SHARES
+    },
     "maps-every4": Rung(
         "Maps to the writers, a JVP every 4 steps", _MAPS_4, (0.03,), "n; 2n if measured", 1e-5, every=4
     ),
@@ -190,15 +201,23 @@ CONTROLS: dict[str, tuple[str, MethodRecipe, float, bool]] = {
     "frozen-apart": ("Frozen trunk, clipped apart", FrozenMethod(), 1.0, True),
     "split_fg": ("Split-FG, K = 4, rho = 0.1", SplitFGMethod(4), 0.1, False),
     "split_fg-apart": ("Split-FG, K = 4, rho = 0.1, clipped apart", SplitFGMethod(4), 0.1, True),
+    "learned": ("Learned feedback, rho = 0.3", LAYERS_ALONE, 0.3, False),
     "backprop": ("Backprop, rho = 0.3", BackpropMethod(), 0.3, False),
 }
 """Methods of the comparison of Adam's eps: title, method, rho, and whether trunk and head are clipped apart."""
+BEST_EPS: dict[str, str] = {
+    "frozen": "frozen",
+    "split_fg": "split_fg-k4-rho0.1",
+    "learned": "learned-layers-rho0.3",
+    "backprop": "backprop-eps1e-05",
+}
+"""Presets of one epoch, most with the eps that is the best at the 10% budget."""
 LONGER = (
     "direct-eps",
     "maps",
     "maps-limited",
     "maps-limited1",
-    "maps-tied0.3",
+    *(f"maps-tied{share:g}" for share in TIED_SHARES),
     "pull-maps",
     "pull-maps-limited",
     "pull2-maps",
@@ -239,6 +258,7 @@ def epsilon(name: str, eps: float) -> str:
         ("split_fg", 1e-8): "split_fg-k4-rho0.1-10",
         ("split_fg-apart", 1e-8): "split_fg-k4-rho0.1-apart-10",
         ("backprop", 1e-8): "backprop-adam-lr0.0015-rho0.3-10",
+        ("learned", 1e-6): rung("learned-layers"),
         ("backprop", 1e-6): rung("tuned"),
     }
     return known.get((name, eps), f"{name}-eps{eps:g}-10")
@@ -316,6 +336,10 @@ def _sized() -> Iterator[Preset]:
 
 def _epsilons() -> Iterator[Preset]:
     for name, (title, method, rho, apart) in CONTROLS.items():
+        # backprop trains the lookup either way
+        tied: Literal["include", "exclude"] = "include" if name == "learned" else "exclude"
         for eps in EPSILONS:
-            config = Language(method, Adam(lr=LR, eps=eps), rho=rho, clip_apart=apart)
+            config = Language(method, Adam(lr=LR, eps=eps), rho=rho, clip_apart=apart, tied=tied)
             yield Preset(epsilon(name, eps), f"{title}, eps {eps:g}, 10% budget", _short(config, TENTH))
+    best = Language(BackpropMethod(), Adam(lr=LR, eps=1e-5), rho=0.3)
+    yield Preset(BEST_EPS["backprop"], "Backprop, rho = 0.3, eps 1e-05", best)
