@@ -335,14 +335,6 @@ def test_trouble_is_one_clear_error_in_all(crew, kind, words):
     assert len({name for name, _ in errors}) == 1
 
 
-def grouped(rank):
-    StagedPull(ParallelPull(group=2))
-
-
-def test_groups_are_an_error(crew):
-    assert all("use group=1" in message for _, message in crew.errors(grouped))
-
-
 def gated_maps(rank):
     StagedPull(ParallelPull(feedback=GatedMaps(), skips=True), micro_batches=0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,18 +25,23 @@ class Constant:
     Attributes:
         further: Arguments of a stage's blocks after the first, such as a mask.
         h_shape: Of h, without rows.
-        between: Shapes of the stream between the blocks, without rows.
+        between: Shapes of the stream between the groups, without rows, by the number of the block before.
     """
 
     further: Mapping[int, Further]
     h_shape: torch.Size
-    between: Sequence[torch.Size]
+    between: Mapping[int, torch.Size]
 
 
 class Constants:
-    """Finds the constants of a shape of inputs once, by a pass through the whole trunk."""
+    """Finds the constants of a shape of inputs once, by a pass through the whole trunk.
 
-    def __init__(self) -> None:
+    Args:
+        group: Blocks in a group; noise enters between groups.
+    """
+
+    def __init__(self, group: int) -> None:
+        self._group = group
         self._known: dict[Hashable, Constant] = {}
 
     @property
@@ -62,16 +67,16 @@ class Constants:
         if key not in self._known:
             validate_blocks(split, path, x)
             with torch.no_grad():
-                seen, other = (_recorded(split, path, part, noise=noise) for part in (x, _turned(x)))
+                names = path.boundaries(self._group) if noise else ()
+                seen, other = (_recorded(split, path, part, names) for part in (x, _turned(x)))
             given = block_inputs(path, seen)
             raise_if(argument_problems(given, block_inputs(path, other)))
-            between = [one.x.shape[1:] for one in given[1:]]
+            between = {i - 1: given[i].x.shape[1:] for i in range(self._group, len(given), self._group)}
             self._known[key] = Constant({i: given[i].further for i in own}, seen.h.shape[1:], between)
         return self._known[key]
 
 
-def _recorded(split: Split, path: BlockPath, x: Inputs, *, noise: bool) -> Recording:
-    moved = tuple(block.name for block in path.blocks[:-1]) if noise else ()
+def _recorded(split: Split, path: BlockPath, x: Inputs, moved: tuple[str, ...]) -> Recording:
     device = next(split.model.parameters()).device
     return record(split, x, block_points(path, moved), torch.Generator(device).manual_seed(0))
 

@@ -46,10 +46,6 @@ class Stage:
     kept: Sequence[KeptBlock] = ()
     response: Tensor | None = None
 
-    def from_top(self, j: int) -> int:
-        """Return the number of blocks from the stage's block j to the top, itself included."""
-        return len(self.path.blocks) - self.first - j
-
     def reaches_down(self, j: int) -> bool:
         """Return whether anything trained lies below the stage's block j."""
         return self.first + j > 0 or bool(self.path.writers)
@@ -80,8 +76,8 @@ def forward(
         messages: Messages between the stages.
         parts: The inputs of every micro-batch; the first stage reads them.
         keep: Keep the graph of every block for its pulls.
-        noise: Noise at the outputs of the stage's blocks, by number, of all rows; ``None`` for a step without a
-            measurement.
+        noise: Noise at the outputs of the stage's groups, by the number of their last block, of all rows; ``None`` for
+            a step without a measurement.
     """
     bottom: list[Written] = []
     streams: list[list[Tensor]] = []

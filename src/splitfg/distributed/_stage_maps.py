@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -20,22 +20,22 @@ from splitfg.types import Params
 
 
 def draw_noise(
-    path: BlockPath, shapes: Sequence[torch.Size], rows: int, own: range, like: Tensor, generator: torch.Generator
+    path: BlockPath, shapes: Mapping[int, torch.Size], rows: int, own: range, like: Tensor, generator: torch.Generator
 ) -> dict[int, Tensor]:
-    """Draw unit noise for the outputs of all blocks but the last, and return that of a stage's blocks.
+    """Draw unit noise for the outputs of all groups but the last, and return that of a stage's groups.
 
     Every process draws all of it, as one process does.
 
     Args:
         path: The blocks.
-        shapes: Shapes of these outputs, without rows.
+        shapes: Shapes of these outputs, without rows, by the number of a group's last block.
         rows: Of the batch.
         own: The numbers of the stage's blocks.
         like: Decides dtype and device.
         generator: In the same state in all processes.
     """
     points, found = block_points(path), {}
-    for i, shape in enumerate(shapes):
+    for i, shape in shapes.items():
         e = row_noise(points.moved_part(like.new_empty(()).expand(rows, *shape)), generator)
         if i in own:
             found[i] = e
@@ -44,21 +44,23 @@ def draw_noise(
 
 def moved(
     trunk: nn.Module, given: BlockInput, dx: Tensor | None, e: Tensor | None, *, residual: bool, like: Tensor
-) -> Tensor:
+) -> Tensor | None:
     """Return how the stream moves after a block, to first order: dx_{i+1} = J_i dx_i + e_i, and + dx_i if residual.
+
+    Returns ``None`` below all noise.
 
     Args:
         trunk: Owner of the block.
         given: The block and its input.
         dx: How its input moves; ``None`` below all noise.
-        e: Noise at its output; ``None`` at the top.
+        e: Noise at its output; ``None`` inside a group and at the top.
         residual: Whether the block's output is added to the stream.
         like: The stream after the block.
     """
-    total = torch.zeros_like(like)
-    if dx is not None:
-        _, through = jvp(partial(_run, trunk, given), (given.x,), (dx,))  # type: ignore[misc]
-        total = through + dx if residual else through
+    if dx is None:
+        return None if e is None else e.expand_as(like)
+    _, through = jvp(partial(_run, trunk, given), (given.x,), (dx,))  # type: ignore[misc]
+    total: Tensor = through + dx if residual else through
     return total if e is None else total + e
 
 
@@ -78,7 +80,7 @@ def map_change(
         ranks: The processes.
         path: The blocks.
         maps: The maps, of which this process uses those of its own blocks.
-        noise: Noise at the outputs of the stage's blocks, by number.
+        noise: Noise at the outputs of the stage's groups, by the number of their last block.
         response: dx at the top, of all rows.
         features: Noises a row, of all stages.
     """

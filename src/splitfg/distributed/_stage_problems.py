@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from splitfg.distributed._ranks import Ranks
 from splitfg.estimators import ParallelPull
 from splitfg.feedback import MeanJacobian, RandomMaps, UnchangedFeedback
-from splitfg.sites import BlockInput
+from splitfg.sites import BlockInput, BlockPath
 
 
 def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str]:
@@ -25,8 +25,6 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
         found.append(f"stages do not share what {name} draws or learns: use MeanJacobian(), or feedback that is fixed")
     if isinstance(pull.feedback, MeanJacobian) and pull.own_block:
         found.append("stages put no noise below the first block: use own_block=False with learned maps")
-    if pull.group > 1:
-        found.append("the blocks of a stage form no group: use group=1")
     if pull.skips:
         found.append("stages exchange the gradients of chains and residual streams alone: use skips=False")
     if ranks.row_parts != ranks.size:
@@ -34,16 +32,36 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
     return found
 
 
-def cut_problems(bounds: Sequence[int], stages: int) -> list[str]:
-    """List the problems of the numbers at which stages begin and end."""
-    if len(bounds) == stages + 1 and list(bounds) == sorted(set(bounds)):
-        return []
-    if len(bounds) - 1 == stages and bounds[-1] < stages:
-        return [f"{bounds[-1]} blocks cannot be divided between {stages} processes: start at most {bounds[-1]}"]
-    return [
-        f"cuts are {bounds[1:-1]} for {stages} stages of {bounds[-1]} blocks: give {stages - 1} rising numbers between"
-        f" 1 and {bounds[-1] - 1}"
-    ]
+def even_cuts(path: BlockPath, group: int, stages: int) -> tuple[int, ...]:
+    """Return the first block of every stage but the first: stages of whole groups, of as many as possible each."""
+    return tuple(group * (path.groups(group) * s // stages) for s in range(1, stages))
+
+
+def cut_problems(cuts: Sequence[int], path: BlockPath, group: int, stages: int) -> list[str]:
+    """List the problems of the numbers of the first blocks of all stages but the first."""
+    count, groups = len(path.blocks), path.groups(group)
+    if groups < stages:
+        return [_too_few(groups, group, stages)]
+    found, bounds = [], [0, *cuts, count]
+    if len(cuts) != stages - 1 or bounds != sorted(set(bounds)):
+        found.append(
+            f"cuts are {tuple(cuts)} for {stages} stages of {count} blocks: give {stages - 1} rising numbers between"
+            f" 1 and {count - 1}"
+        )
+    inside = [cut for cut in cuts if cut % group]
+    if inside:
+        found.append(
+            f"cuts at {', '.join(map(str, inside))} divide groups of {group} blocks, and a group belongs to one stage:"
+            f" give multiples of {group}, such as cuts={even_cuts(path, group, stages)}, or leave cuts out"
+        )
+    return found
+
+
+def _too_few(groups: int, group: int, stages: int) -> str:
+    words = f"cannot be divided between {stages} processes: start at most {groups}"
+    if group == 1:
+        return f"{groups} blocks {words}"
+    return f"{groups} {'group' if groups == 1 else 'groups'} of {group} blocks {words}, or use a smaller group"
 
 
 def argument_problems(given: Sequence[BlockInput], other: Sequence[BlockInput]) -> list[str]:

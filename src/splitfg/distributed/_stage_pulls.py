@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,9 @@ from splitfg.types import Params
 class StagePulls:
     """Pull the blocks of a stage; ``grads`` are by the trunk's names, ``reverse_passes`` counts them.
 
-    In round k every block i pulls its D_{i+1}, and the stages exchange what the next round needs: the share of the
-    first block above in a chain, the sum of all shares above on a residual stream.
+    In round k every group pulls the gradient at its output, from its last block to its first, and the stages exchange
+    what the next round needs: the share of the first block above in a chain, the sum of all shares above on a residual
+    stream.
     """
 
     stage: Stage
@@ -30,37 +31,66 @@ class StagePulls:
     r: Tensor
     grads: Params = field(default_factory=dict)
     reverse_passes: int = 0
+    _pulled: dict[int, Pulled] = field(default_factory=dict)
 
     def run(self) -> None:
         """Take all rounds, and add the gradients."""
-        stage, count = self.stage, len(self.stage.inputs)
-        at = self._predicted()
-        shares: list[Tensor | None] = [None] * count
-        pulled: list[Pulled | None] = [None] * count
-        bottom = at[0]
+        at, bottom = {blocks[-1]: self._predicted(blocks) for blocks in self._groups()}, self.r
         for k in range(self.pull.pulls):
-            for j in range(count):
-                if k < stage.from_top(j):  # later rounds would repeat it: the gradient at its output is exact
-                    pulled[j] = self._pull(j, at[j], last=k == min(self.pull.pulls, stage.from_top(j)) - 1) or pulled[j]
-                    found = pulled[j]
-                    shares[j] = found.shares[-1] if found is not None and found.shares else None
+            at = self._round(k, at)
             if not self.pull.own_block:
-                at, bottom = self._refined(shares)
-        for j, one in enumerate(pulled):
-            assert one is not None
-            self._add(j, one, at[j])
-        if stage.first == 0:
+                at, bottom = self._refined([self._share(j) for j in range(len(self.stage.inputs))])
+        for j in range(len(self.stage.inputs)):
+            self._add(j, self._pulled[j], at[j])
+        if self.stage.first == 0:
             self._add_bottom(self._at_bottom() if self.pull.own_block else bottom)
 
-    def _predicted(self) -> list[Tensor]:
-        """Return the prediction at the output of every block; r itself at the top."""
-        stage, rows = self.stage, stream_rows(self.stage.path, self.r)
-        return [
-            self.r
-            if stage.from_top(j) == 1
-            else predicted_gradient(stage.path, self.pull.feedback, given.block.name, rows, stage.written(j))
-            for j, given in enumerate(stage.inputs)
-        ]
+    def _groups(self) -> list[range]:
+        """Return the blocks of every group, as numbers in the stage."""
+        count, size = len(self.stage.inputs), self.pull.group
+        return [range(a, min(a + size, count)) for a in range(0, count, size)]
+
+    def _from_top(self, blocks: range) -> int:
+        """Return the number of groups from this one to the top, itself included."""
+        size = self.pull.group
+        return self.stage.path.groups(size) - (self.stage.first + blocks[0]) // size
+
+    def _predicted(self, blocks: range) -> Tensor:
+        """Return the prediction at the output of a group; r itself at the top."""
+        if self._from_top(blocks) == 1:
+            return self.r
+        path, j = self.stage.path, blocks[-1]
+        name, rows = self.stage.inputs[j].block.name, stream_rows(path, self.r)
+        return predicted_gradient(path, self.pull.feedback, name, rows, self.stage.written(j))
+
+    def _round(self, k: int, at: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Pull every group from the gradient at its output; returns the gradient at the output of every block."""
+        found = dict(at)
+        for blocks in self._groups():
+            last = min(self.pull.pulls, self._from_top(blocks)) - 1
+            if k <= last:  # later rounds would repeat it: the gradient at its output is exact
+                found |= self._pull_group(blocks, at[blocks[-1]], last=k == last)
+        return found
+
+    def _pull_group(self, blocks: range, delta: Tensor, *, last: bool) -> dict[int, Tensor]:
+        """Pass a gradient through a group, from block to block; returns the gradient at the output of each."""
+        at: dict[int, Tensor] = {}
+        for j in reversed(blocks):
+            at[j] = delta if j == blocks[-1] else self._inside(j, at[j + 1])
+            pulled = self._pull(j, at[j], last=last)
+            self._pulled |= {} if pulled is None else {j: pulled}
+        return at
+
+    def _inside(self, j: int, above: Tensor) -> Tensor:
+        """Return the gradient at the output of block j of a group, from that at the output of the block above."""
+        share = self._share(j + 1)
+        assert share is not None
+        return above + share if self.stage.path.residual else share
+
+    def _share(self, j: int) -> Tensor | None:
+        """Return the latest share of block j in the gradient at its input; ``None`` at the bottom of the trunk."""
+        shares = self._pulled[j].shares if j in self._pulled else ()
+        return shares[-1] if shares else None
 
     def _at_bottom(self) -> Tensor:
         path, rows = self.stage.path, stream_rows(self.stage.path, self.r)
@@ -77,20 +107,20 @@ class StagePulls:
             return self.stage.kept[j].pull(delta, last=last)
         return self.pull.puller(self.stage.trunk, self.stage.inputs[j], [delta], to_input=down)
 
-    def _refined(self, shares: Sequence[Tensor | None]) -> tuple[list[Tensor], Tensor]:
+    def _refined(self, shares: Sequence[Tensor | None]) -> tuple[dict[int, Tensor], Tensor]:
         """Return the gradient at the output of every block after one more pull, and that at the stage's input."""
         if self.stage.path.residual:
             own = [torch.zeros_like(self.r) if c is None else c for c in shares]
             total = self.r + self.messages.sum_above(torch.stack(own).sum(0))
-            found = []
-            for c in reversed(own):
-                found.append(total)
-                total = total + c
-            return found[::-1], total
+            found = {}
+            for j in reversed(range(len(own))):
+                found[j] = total
+                total = total + own[j]
+            return found, total
         first = self.r if shares[0] is None else shares[0]
         above = self.messages.from_above(first, self.stage.output)
         chain = [c for c in shares[1:] if c is not None]
-        return [*chain, self.r if above is None else above], first
+        return dict(enumerate([*chain, self.r if above is None else above])), first
 
     def _add(self, j: int, pulled: Pulled, delta: Tensor) -> None:
         self.grads = added(self.grads, pulled.grads)

@@ -14,7 +14,7 @@ from splitfg.distributed._stage_batches import Constant, Constants, batch_parts
 from splitfg.distributed._stage_forward import Stage, forward
 from splitfg.distributed._stage_maps import collect_maps, draw_noise, map_change
 from splitfg.distributed._stage_messages import StageMessages
-from splitfg.distributed._stage_problems import cut_problems, setting_problems
+from splitfg.distributed._stage_problems import cut_problems, even_cuts, setting_problems
 from splitfg.distributed._stage_pulls import StagePulls
 from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Measure, ParallelPull, mean_rows
@@ -39,6 +39,9 @@ class StagedPull:
     residual stream, take one exchange of shares each, of the size of r. The estimate equals that of
     :class:`~splitfg.ParallelPull` in one process, up to rounding; with as many pulls as blocks, backpropagation.
 
+    Every stage holds whole groups of a ``ParallelPull(group=k)``. Gradients pass from block to block inside a group and
+    are predicted between groups. A stage pulls its blocks one after the other in any case, so groups cost no time.
+
     With S stages of n blocks each, M micro-batches, a block's forward pass on one of them as the unit of time, and
     reverse passes of two units, the longest way through a step with one pull is
 
@@ -46,7 +49,7 @@ class StagedPull:
         (M + S - 1) 3 n          with the schedules of GPipe and 1F1B.
 
     With :class:`~splitfg.MeanJacobian`, noise moves up through the stages beside the micro-batches, the last stage
-    broadcasts the response together with r, and every process changes the maps of its own blocks, after one more sum of
+    broadcasts the response together with r, and every process changes the maps of its own groups, after one more sum of
     the size of r.
 
     ``grads`` of the estimate holds the parameters of this process's stage, :meth:`owned`, so that an optimizer steps
@@ -58,14 +61,15 @@ class StagedPull:
         pull: The estimator, with ``UnchangedFeedback``, ``RandomMaps`` or ``MeanJacobian`` as its feedback.
         ranks: The processes; by default all, one stage each.
         micro_batches: Parts of the batch that pass through the stages one after the other.
-        cuts: The number of the first block of every stage but the first; by default all have as many, as far as
-            possible.
+        cuts: The number of the first block of every stage but the first, each the first of a group; by default all have
+            as many groups, as far as possible.
         recompute: Compute the inside of a block again when it is pulled, with the puller of ``pull``: memory is that of
             the stream and one block. By default every stage keeps its activations, as pipelines do.
 
     Raises:
         SplitError: If the mesh has other processes than stages, a setting is out of range, or the feedback is another
-            one. On the first call, if there are fewer blocks than stages, or the path does not fit the trunk.
+            one. On the first call, if there are fewer groups than stages, cuts divide a group, or the path does not fit
+            the trunk.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -96,7 +100,7 @@ class StagedPull:
         self.recompute = recompute
         raise_if(setting_problems(pull, self.ranks, micro_batches))
         self._messages = StageMessages(self.ranks)
-        self._constants = Constants()
+        self._constants = Constants(pull.group)
 
     def __repr__(self) -> str:
         return f"StagedPull({self.pull!r}, micro_batches={self.micro_batches}, cuts={self.cuts})"
@@ -108,10 +112,10 @@ class StagedPull:
 
     def blocks(self, path: BlockPath, stage: int | None = None) -> range:
         """Return the numbers of a stage's blocks; by default of this process's."""
-        stage, count = self.ranks.rank if stage is None else stage, len(path.blocks)
-        even = tuple(count * s // self.ranks.size for s in range(1, self.ranks.size))
-        bounds = (0, *(even if self.cuts is None else self.cuts), count)
-        raise_if(cut_problems(bounds, self.ranks.size))
+        stage, stages, group = self.ranks.rank if stage is None else stage, self.ranks.size, self.pull.group
+        cuts = even_cuts(path, group, stages) if self.cuts is None else self.cuts
+        raise_if(cut_problems(cuts, path, group, stages))
+        bounds = (0, *cuts, len(path.blocks))
         return range(bounds[stage], bounds[stage + 1])
 
     def owned(self, split: Split, stage: int | None = None) -> tuple[str, ...]:
@@ -181,7 +185,7 @@ class StagedPull:
     def _noise(
         self, split: Split, path: BlockPath, constant: Constant, rows: int, generator: torch.Generator | None
     ) -> dict[int, Tensor] | None:
-        """Return noise for the outputs of this stage's blocks; ``None`` if the step measures nothing."""
+        """Return noise for the outputs of this stage's groups; ``None`` if the step measures nothing."""
         maps = self.pull.feedback
         if not isinstance(maps, MeanJacobian) or not maps.due or not constant.between:
             return None
@@ -192,7 +196,7 @@ class StagedPull:
 
     def _change(self, path: BlockPath, constant: Constant, noise: Mapping[int, Tensor], response: Tensor) -> Params:
         assert isinstance(self.pull.feedback, MeanJacobian)
-        features = sum(mean_rows(path, response.new_empty(1, *shape)).shape[-1] for shape in constant.between)
+        features = sum(mean_rows(path, response.new_empty(1, *shape)).shape[-1] for shape in constant.between.values())
         return map_change(self.ranks, path, self.pull.feedback, noise, response, features)
 
     def _check(self, split: Split, x: Inputs, y: Target, generator: torch.Generator | None) -> None:
@@ -260,7 +264,7 @@ class StagedPull:
         passes = self.ranks.sum_(torch.tensor(float(reverse_passes), device=exact.u.device))
         parts = {"trunk": split.trunk_params(), "head": split.head_params()}
         norms = {"u": exact.u} | {part: _norm(grads, elsewhere, names).to(exact.u) for part, names in parts.items()}
-        biased = self.pull.pulls < len(path.blocks)
+        biased = self.pull.own_block or self.pull.pulls < path.groups(self.pull.group)
         jvps = self.pull.feedback.jvps
         stats = Stats(jvps=jvps, block_backward=round(float(passes)), biased=biased, norms=norms)
         return Estimate(exact.loss, grads, stats, change, elsewhere=elsewhere)
