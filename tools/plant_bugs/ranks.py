@@ -5,6 +5,7 @@ from tools.plant_bugs.bug import Bug
 ESTIMATES = "tests/contract/test_distributed.py"
 TROUBLE = "tests/contract/test_distributed_trouble.py"
 LOG = "tests/contract/test_score_log.py"
+STAGES = "tests/contract/test_stage_groups.py"
 ROWS = f"{ESTIMATES}::test_rows_of_all_processes_give_the_estimate_of_one"
 
 BUGS = (
@@ -49,6 +50,34 @@ BUGS = (
         "return whole[generator.first : generator.first + generator.rows]",
         "return whole[: generator.rows]",
         (f"{ROWS}[activity_fg]",),
+    ),
+    Bug(
+        "stages: a group that pulls the stream without its skip",
+        "distributed/_stage_pulls.py",
+        "return above + share if self.stage.path.residual else share",
+        "return share",
+        (f"{STAGES}::test_groups_in_stages_give_the_estimate_of_one_process",),
+    ),
+    Bug(
+        "stages: a group that is pulled once too seldom",
+        "distributed/_stage_pulls.py",
+        "last = min(self.pull.pulls, self._from_top(blocks)) - 1",
+        "last = min(self.pull.pulls, max(1, self._from_top(blocks) - 1)) - 1",
+        (f"{STAGES}::test_as_many_pulls_as_groups_are_backprop",),
+    ),
+    Bug(
+        "stages: noise inside groups",
+        "distributed/_stage_batches.py",
+        "for i in range(self._group, len(given), self._group)}",
+        "for i in range(1, len(given))}",
+        (f"{STAGES}::test_maps_between_groups_are_those_of_one_process",),
+    ),
+    Bug(
+        "stages: cuts inside groups are accepted",
+        "distributed/_stage_problems.py",
+        "inside = [cut for cut in cuts if cut % group]",
+        "inside = []",
+        (f"{STAGES}::test_cuts_inside_groups_are_an_error",),
     ),
     Bug(
         "score log: the generator is not in the checksum",
