@@ -66,3 +66,13 @@ def crew():
     crew = Crew(4)
     yield crew
     crew.close()
+
+
+@pytest.fixture(scope="session")
+def pair():
+    """Two processes that form a gloo group, for all tests of one session."""
+    from _crew import Crew
+
+    crew = Crew(2)
+    yield crew
+    crew.close()

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from _crew import Crew
 from test_stages import DOUBLE, NETWORKS, exact, far, generator, joined, learning
 from torch import nn
 
@@ -30,14 +29,6 @@ FEEDBACK = {"same": UnchangedFeedback, "random": RandomMaps, "maps": lambda: Mea
 
 def settings(feedback, pulls, group, own_block=False):
     return ParallelPull(feedback=FEEDBACK[feedback](), pulls=pulls, group=group, own_block=own_block)
-
-
-@pytest.fixture(scope="module")
-def pair():
-    """Two processes."""
-    crew = Crew(2)
-    yield crew
-    crew.close()
 
 
 def staged(rank, network, pull, options):

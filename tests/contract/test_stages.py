@@ -336,11 +336,10 @@ def test_trouble_is_one_clear_error_in_all(crew, kind, words):
 
 
 def gated_maps(rank):
-    StagedPull(ParallelPull(feedback=GatedMaps(), skips=True), micro_batches=0)
+    StagedPull(ParallelPull(feedback=GatedMaps()), micro_batches=0)
 
 
 def test_feedback_that_stages_cannot_share_is_an_error(crew):
     for _, message in crew.errors(gated_maps):
         assert "GatedMaps draws or learns: use MeanJacobian()" in message
         assert "micro_batches must be at least 1" in message
-        assert "chains and residual streams alone: use skips=False" in message

@@ -37,10 +37,21 @@ class StageMessages:
         answered(lambda: dist.recv(found, self.stage - 1), "a message from the stage before")
         return found.to(device)
 
+    def send_down(self, x: Tensor) -> None:
+        """Send a tensor to the stage before, without waiting; :meth:`flush` waits."""
+        held = x.to(self._ranks.device).contiguous()
+        self._sent.append((_started(partial(dist.isend, held, self.stage - 1)), held))
+
+    def receive_from_above(self, like: Tensor) -> Tensor:
+        """Return the next tensor of the stage above, shaped as ``like``."""
+        found = torch.empty(like.shape, dtype=like.dtype, device=self._ranks.device)
+        answered(lambda: dist.recv(found, self.stage + 1), "a message from the stage above")
+        return found.to(like.device)
+
     def flush(self) -> None:
         """Wait until all sent tensors have arrived."""
         for work, _ in self._sent:
-            answered(work.wait, "a message to the next stage")
+            answered(work.wait, "a message to another stage")
         self._sent.clear()
 
     def broadcast_from_top(self, values: Tensor | None, device: torch.device) -> Tensor:
@@ -90,6 +101,6 @@ class StageMessages:
 
 
 def _started(operation: Callable[[], dist.Work | None]) -> dist.Work:
-    work = answered(operation, "a message to the next stage")
+    work = answered(operation, "a message to another stage")
     assert work is not None
     return work

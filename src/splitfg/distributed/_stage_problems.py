@@ -25,8 +25,6 @@ def setting_problems(pull: object, ranks: Ranks, micro_batches: int) -> list[str
         found.append(f"stages do not share what {name} draws or learns: use MeanJacobian(), or feedback that is fixed")
     if isinstance(pull.feedback, MeanJacobian) and pull.own_block:
         found.append("stages put no noise below the first block: use own_block=False with learned maps")
-    if pull.skips:
-        found.append("stages exchange the gradients of chains and residual streams alone: use skips=False")
     if ranks.row_parts != ranks.size:
         found.append(f"{ranks} divides tangents, and a stage is a process: use a mesh with the dimension 'rows' alone")
     return found

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from splitfg.distributed._stage_forward import Stage
 from splitfg.distributed._stage_messages import StageMessages
+from splitfg.distributed._stage_skips import carried
 from splitfg.estimators import ParallelPull, predicted_gradient, stream_rows
+from splitfg.feedback import UnchangedFeedback
 from splitfg.numerics import added
-from splitfg.sites import Pulled, added_gradient, layer_gradients, under
+from splitfg.sites import Pulled, added_gradient, layer_gradients, skip_back, under
 from splitfg.types import Params
 
 
@@ -22,7 +25,7 @@ class StagePulls:
 
     In round k every group pulls the gradient at its output, from its last block to its first, and the stages exchange
     what the next round needs: the share of the first block above in a chain, the sum of all shares above on a residual
-    stream.
+    stream. Along the skips of a ResNet, each stage waits for the refined gradient of the stage above.
     """
 
     stage: Stage
@@ -35,15 +38,16 @@ class StagePulls:
 
     def run(self) -> None:
         """Take all rounds, and add the gradients."""
-        at, bottom = {blocks[-1]: self._predicted(blocks) for blocks in self._groups()}, self.r
+        at, bottom = self._first()
         for k in range(self.pull.pulls):
             at = self._round(k, at)
             if not self.pull.own_block:
-                at, bottom = self._refined([self._share(j) for j in range(len(self.stage.inputs))])
+                at, bottom = self._refined(at)
         for j in range(len(self.stage.inputs)):
             self._add(j, self._pulled[j], at[j])
         if self.stage.first == 0:
-            self._add_bottom(self._at_bottom() if self.pull.own_block else bottom)
+            self._add_bottom(bottom)
+        self.messages.flush()
 
     def _groups(self) -> list[range]:
         """Return the blocks of every group, as numbers in the stage."""
@@ -54,6 +58,13 @@ class StagePulls:
         """Return the number of groups from this one to the top, itself included."""
         size = self.pull.group
         return self.stage.path.groups(size) - (self.stage.first + blocks[0]) // size
+
+    def _first(self) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the predictions at the output of every group, by its last block, and at the stage's input."""
+        if self.pull.skips and isinstance(self.pull.feedback, UnchangedFeedback):
+            return carried(self.stage, self.messages, self.r, self._along_skip)
+        at = {blocks[-1]: self._predicted(blocks) for blocks in self._groups()}
+        return at, self._at_bottom() if self.pull.own_block and self.stage.first == 0 else self.r
 
     def _predicted(self, blocks: range) -> Tensor:
         """Return the prediction at the output of a group; r itself at the top."""
@@ -107,16 +118,35 @@ class StagePulls:
             return self.stage.kept[j].pull(delta, last=last)
         return self.pull.puller(self.stage.trunk, self.stage.inputs[j], [delta], to_input=down)
 
-    def _refined(self, shares: Sequence[Tensor | None]) -> tuple[dict[int, Tensor], Tensor]:
+    def _refined(self, at: Mapping[int, Tensor]) -> tuple[dict[int, Tensor], Tensor]:
         """Return the gradient at the output of every block after one more pull, and that at the stage's input."""
-        if self.stage.path.residual:
-            own = [torch.zeros_like(self.r) if c is None else c for c in shares]
-            total = self.r + self.messages.sum_above(torch.stack(own).sum(0))
-            found = {}
-            for j in reversed(range(len(own))):
-                found[j] = total
-                total = total + own[j]
-            return found, total
+        if self.pull.skips:
+            return carried(self.stage, self.messages, self.r, partial(self._moved_along_skip, at))
+        shares = [self._share(j) for j in range(len(self.stage.inputs))]
+        return self._summed(shares) if self.stage.path.residual else self._chained(shares)
+
+    def _along_skip(self, j: int, delta: Tensor) -> Tensor:
+        """Return the share of the gradient at block j's input that passes along its skip."""
+        return skip_back(self.stage.trunk, self.stage.inputs[j], self.stage.written(j), delta)
+
+    def _moved_along_skip(self, at: Mapping[int, Tensor], j: int, refined: Tensor) -> Tensor:
+        """Return c_j + K_jᵀ (D' - D), from D at the output of block j and its refinement D'."""
+        share = self._share(j)
+        assert share is not None
+        return share + self._along_skip(j, refined - at[j])
+
+    def _summed(self, shares: Sequence[Tensor | None]) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the sums of r and all shares above, on a residual stream."""
+        own = [torch.zeros_like(self.r) if c is None else c for c in shares]
+        total = self.r + self.messages.sum_above(torch.stack(own).sum(0))
+        found = {}
+        for j in reversed(range(len(own))):
+            found[j] = total
+            total = total + own[j]
+        return found, total
+
+    def _chained(self, shares: Sequence[Tensor | None]) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the share of the next block above, in a chain."""
         first = self.r if shares[0] is None else shares[0]
         above = self.messages.from_above(first, self.stage.output)
         chain = [c for c in shares[1:] if c is not None]

@@ -42,6 +42,10 @@ class StagedPull:
     Every stage holds whole groups of a ``ParallelPull(group=k)``. Gradients pass from block to block inside a group and
     are predicted between groups. A stage pulls its blocks one after the other in any case, so groups cost no time.
 
+    With ``ParallelPull(skips=True)`` all stages still pull at the same time. Refined gradients then pass along skips
+    from the last stage to the first, in S - 1 messages one after the other. With ``UnchangedFeedback`` so does the
+    prediction, before the first pull.
+
     With S stages of n blocks each, M micro-batches, a block's forward pass on one of them as the unit of time, and
     reverse passes of two units, the longest way through a step with one pull is
 
