@@ -6,6 +6,7 @@ ESTIMATES = "tests/contract/test_distributed.py"
 TROUBLE = "tests/contract/test_distributed_trouble.py"
 LOG = "tests/contract/test_score_log.py"
 STAGES = "tests/contract/test_stage_groups.py"
+STAGE_SKIPS = "tests/contract/test_stage_skips.py"
 ROWS = f"{ESTIMATES}::test_rows_of_all_processes_give_the_estimate_of_one"
 
 BUGS = (
@@ -78,6 +79,20 @@ BUGS = (
         "inside = [cut for cut in cuts if cut % group]",
         "inside = []",
         (f"{STAGES}::test_cuts_inside_groups_are_an_error",),
+    ),
+    Bug(
+        "stages: skips carry the whole refinement",
+        "distributed/_stage_pulls.py",
+        "self._along_skip(j, refined - at[j])",
+        "self._along_skip(j, refined)",
+        (f"{STAGE_SKIPS}::test_skips_in_stages_give_the_estimate_of_one_process",),
+    ),
+    Bug(
+        "stages: a stage leaves the skip of its first block out",
+        "distributed/_stage_skips.py",
+        "messages.send_down(delta)",
+        "messages.send_down(found[0])",
+        (f"{STAGE_SKIPS}::test_skips_in_stages_give_the_estimate_of_one_process[written-same-1-pair]",),
     ),
     Bug(
         "score log: the generator is not in the checksum",
