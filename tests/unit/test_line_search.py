@@ -12,6 +12,7 @@ from torch.autograd.functional import hessian
 from splitfg import (
     Backprop,
     CosineWithWarmup,
+    DirectPath,
     ForwardMode,
     GradientLearner,
     LinearHead,
@@ -22,6 +23,7 @@ from splitfg import (
 )
 from splitfg.heads import ProbedHead, ReverseModeHead, SquaredError
 from splitfg.learners import CapturedLearner, descents_along, slope_along, slopes_along
+from splitfg.models import FlatTrunk
 from splitfg.recipes import SGD, Adam
 
 
@@ -259,6 +261,32 @@ def test_captured_steps_measure_in_compiled_code():
     for _ in range(3):
         fast.step(x, y, generator=g)
     assert len(pushed) - before == 3
+
+
+def test_compiled_measurements_have_tangents_for_all_parameters():
+    """Also where the estimator trains some of them only, as the direct path does in a ResNet's block."""
+    trunk = FlatTrunk(width=8, generator=generator()).to(DOUBLE)
+    s = Split(trunk, LinearHead(nn.Linear(8 * 16, 3).to(DOUBLE)))
+    x, y, names = noise(4, 3, 4, 4), classes(4, count=3), []
+
+    def recording(function):
+        if getattr(function, "__self__", None) != ForwardMode():
+            return function
+
+        def run(f, params, tangents):
+            names.append(set(tangents))
+            return function(f, params, tangents)
+
+        return run
+
+    estimator, g = DirectPath(), generator()
+    assert set(estimator(s, x, y).grads) < set(dict(s.model.named_parameters()))
+    eager = GradientLearner(s, estimator, Adam(1e-2).build(s), line_search=LineSearch())
+    fast = CapturedLearner(eager, horizon=20, compile_=recording)
+    for _ in range(2):
+        fast.step(x, y, generator=g)
+    assert len(names) == 3  # one comparison with eager code, two steps
+    assert all(found == set(s.trunk_params()) for found in names)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.1, float("nan")])

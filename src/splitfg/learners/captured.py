@@ -274,8 +274,10 @@ class CapturedLearner:
         """Compare the line search's measurements along the estimate, where rounding is small beside the descent."""
         if self._eager.line_search is None:
             return []
-        roles = self._eager.split.roles
-        direction = {n: g for n, g in expected.grads.items() if roles[n] is Role.TRUNK}
+        split = self._eager.split
+        trained = {n: p for n, p in split.trunk_params().items() if split.roles[n] is Role.TRUNK}
+        # all of them, as in every measurement: the compiler fails on norms whose weights have no tangent
+        direction = {n: expected.grads.get(n, torch.zeros_like(p)) for n, p in trained.items()}
         wanted, got = (one.searched_descent(*batch, direction).item() for one in (self._eager, self._fast))
         return descent_problems(wanted, got, self._dtype)
 
