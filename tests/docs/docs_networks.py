@@ -29,6 +29,11 @@ def seeds(preset: str, count: int) -> tuple[Value, ...]:
     return tuple(lambda i=i: by_seed("language", preset, "val_ppl")[i] for i in range(count))  # type: ignore[misc]
 
 
+def mean_ppl(preset: str) -> float:
+    """Mean perplexity over the seeds that were run."""
+    return fmean(by_seed("language", preset, "val_ppl"))
+
+
 def cost(metric: str) -> Value:
     return lambda: recorded("language_cost", "ladder", metric)
 
