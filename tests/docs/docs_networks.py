@@ -151,6 +151,12 @@ def accuracies(preset: str, count: int) -> tuple[Value, ...]:
     return tuple(lambda i=i: by_seed("images", preset, "accuracy")[i] for i in range(count))  # type: ignore[misc]
 
 
+def spread(preset: str) -> float:
+    """By how many points the accuracies of seeds differ."""
+    found = by_seed("images", preset, "accuracy")
+    return max(found) - min(found)
+
+
 def mean_top1(preset: str) -> Value:
     """Mean accuracy over the seeds that were run."""
     return lambda: fmean(by_seed("images", preset, "accuracy"))

@@ -135,13 +135,13 @@ NOTES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "notes")
 @pytest.mark.parametrize("page", NOTES)
 def test_tables_of_notes(page):
     grids = tables((ROOT / page).read_text(encoding="utf-8"))
-    rows = {label: cells for _, *body in grids for label, *cells in body}
-    assert rows.keys() == TABLES.get(page, {}).keys()
-    for label, cells in rows.items():
-        numbers = re.findall(NUMBER, _without_settings(" ; ".join(cells)))
-        for number, value in zip(numbers, TABLES[page][label], strict=True):
-            value = value() if callable(value) else value
-            assert shown(number, value), f"{page} has {number} for {label}; recorded: {value}"
+    for (_, *body), expected in zip(grids, TABLES.get(page, ()), strict=True):
+        assert [label for label, *_ in body] == list(expected)
+        for label, *cells in body:
+            numbers = re.findall(NUMBER, _without_settings(" ; ".join(cells)))
+            for number, value in zip(numbers, expected[label], strict=True):
+                value = value() if callable(value) else value
+                assert shown(number, value), f"{page} has {number} for {label}; recorded: {value}"
 
 
 def test_headline_table():
