@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterator
 
 import pytest
-from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, TABLES, Claim
+from docs_claims import CLAIMS, RESULTS_IN_PROTOCOLS, Claim
 from docs_records import ROOT, experiment, paper, recorded, runs_of, shown
+from docs_tables import TABLES
 from docs_tabular import holm_p
 
 from splitfg_lab.experiments import Paired
