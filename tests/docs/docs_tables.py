@@ -1,9 +1,12 @@
-"""Values of the tables in notes."""
+"""Values of the tables in notes and on the page of claims."""
 
 from __future__ import annotations
 
+from functools import partial
+from statistics import fmean
+
 from docs_networks import best_top1, mean_top1, ppl, searched, seeds, top1
-from docs_records import Value, runs_of
+from docs_records import Value, by_seed, paper, recorded, runs_of
 
 from splitfg_lab.experiments.language._ladder import EPSILONS, epsilon
 
@@ -36,7 +39,7 @@ FLAT_SEARCHED = {
 
 def _flat(name: str, paper: float | None) -> tuple[Value, ...]:
     preset = f"flat-{name}"
-    return (lambda: len(runs_of("images", preset)), mean_top1(preset), *([] if paper is None else [paper]))
+    return (partial(_count, "images", preset), mean_top1(preset), *([] if paper is None else [paper]))
 
 
 def _flat_searched(name: str, best: Value) -> tuple[Value, ...]:
@@ -44,7 +47,90 @@ def _flat_searched(name: str, best: Value) -> tuple[Value, ...]:
     return (*map(top1, presets), best)
 
 
+def _folds(*methods: str) -> tuple[Value, ...]:
+    """Accuracies on Otto, the paper's after each, and the number of folds."""
+    found: list[Value] = []
+    for preset in (f"otto-{method}" for method in methods):
+        found += [partial(recorded, "tabular", preset, "accuracy"), *paper("tabular", preset, "accuracy")]
+    return (*found, 5)
+
+
+def _means(name: str, *presets: str, counts: int, quoted: bool = True) -> tuple[Value, ...]:
+    """Means over seeds, the paper's number after each if ``quoted``, then the first counts of seeds."""
+    metric, found = {"images": "accuracy", "language": "val_ppl"}[name], list[Value]()
+    for preset in presets:
+        theirs = sorted(paper(name, preset, metric))[:1] if quoted else []
+        found += [partial(_mean, name, preset, metric), *theirs]
+    return (*found, *(partial(_count, name, preset) for preset in presets[:counts]))
+
+
+def _mean(name: str, preset: str, metric: str) -> float:
+    return fmean(by_seed(name, preset, metric))
+
+
+def _count(name: str, preset: str) -> float:
+    return len(runs_of(name, preset))
+
+
+_CIFAR, _GPT = partial(_means, "images"), partial(_means, "language")
+_ours = partial(_means, counts=2, quoted=False)
+
+
+def _memory(variant: str, paper: float) -> tuple[Value, ...]:
+    return (lambda: recorded("language_cost", "eager-memory", f"mib/{variant}"), paper)
+
+
 TABLES: dict[str, tuple[dict[str, tuple[Value, ...]], ...]] = {
+    "docs/claims.md": (
+        {
+            "On tables, Split-FG lies between pure FG and backprop: Otto, accuracy in %": _folds(
+                "pure_fg", "split_fg", "backprop"
+            ),
+            "CIFAR-10: training the trunk improves on a frozen one": _CIFAR(
+                "cifar10-split_fg", "cifar10-frozen", counts=1
+            ),
+            "CIFAR-100: the same": _CIFAR("cifar100-split_fg", "cifar100-frozen", counts=1),
+            "The factored flat head is better than a single layer": _CIFAR(
+                "flat-split_fg", "flat-split_fg-single", counts=1
+            ),
+            "Pure FG and ES fail on the whole ResNet-20": _CIFAR("cifar10-pure_fg", "cifar10-es", counts=2),
+            "Forward-Forward and predictive coding are worse than Split-FG on CIFAR-10": _CIFAR(
+                "cifar10-forward_forward", "cifar10-predictive_coding", "cifar10-split_fg", counts=3
+            ),
+            "GPT, one epoch: training the trunk improves on a frozen one (perplexity)": _GPT(
+                "split_fg-k4-rho0.1", "frozen", counts=1
+            ),
+            "GPT: the naive trunk step, rho = 1, is worse than a frozen trunk": _GPT(
+                "split_fg-k4-rho1", "frozen", counts=1
+            ),
+            "GPT: a step needs less memory than backprop's, eager, in MiB": (
+                *_memory("split_fg-k4-chunk1", 811),
+                *_memory("backprop", 1238),
+                1,
+            ),
+        },
+        {
+            "Learned feedback equals backprop on tables: Otto, accuracy in %": (
+                lambda: recorded("tabular", "otto-learned_layers", "accuracy"),
+                lambda: recorded("tabular", "otto-backprop", "accuracy"),
+                5,
+            ),
+            "on a whole ResNet-20, 60 epochs": _ours("images", "cifar10-learned", "cifar10-backprop"),
+            "on a whole ResNet-18, CIFAR-100": _ours("images", "cifar100-learned", "cifar100-backprop"),
+            "on the GPT, a tenth of an epoch (perplexity)": _ours(
+                "language", "learned-layers-rho0.3-10", "tuned-rho0.3-10"
+            ),
+            "on the GPT, one epoch": _ours("language", "learned-layers-rho0.3", "tuned-rho0.3"),
+            "Maps train a GPT forward-only, with no gradient between layers, one epoch": _ours(
+                "language", "maps-tied0.1-rho0.03", "tuned-rho0.3"
+            ),
+            "Four pulls come near backprop on the GPT, one epoch": _ours(
+                "language", "pull4-maps-rho0.1", "tuned-rho0.3"
+            ),
+            "One pull of whole blocks does": _ours("language", "pull-fastmaps-blocks-rho0.1", "tuned-rho0.3"),
+            "Two pulls along skips train a whole ResNet-20": _ours("images", "cifar10-skips2", "cifar10-backprop"),
+        },
+    ),
     "docs/notes/images.md": (
         {label: _flat(*found) for label, found in FLAT.items()},
         {label: _flat_searched(*found) for label, found in FLAT_SEARCHED.items()},
@@ -65,4 +151,4 @@ TABLES: dict[str, tuple[dict[str, tuple[Value, ...]], ...]] = {
         },
     ),
 }
-"""The tables of notes: by row, the values of its numbers in order."""
+"""The tables of these pages: by row, the values of its numbers in order."""
