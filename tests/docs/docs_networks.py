@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from docs_records import ROOT, Value, bench, by_seed, paper, recorded, reports
+from scipy.stats import ttest_ind_from_stats
 
 from splitfg_lab.runs.results import read_results
 
@@ -155,6 +156,17 @@ def spread(preset: str) -> float:
     """By how many points the accuracies of seeds differ."""
     found = by_seed("images", preset, "accuracy")
     return max(found) - min(found)
+
+
+def welch(preset: str, mean: float, deviation: float, seeds: int) -> Value:
+    """The p-value of Welch's t-test between our accuracies and the paper's."""
+
+    def found() -> float:
+        ours = by_seed("images", preset, "accuracy")
+        own = fmean(ours), stdev(ours), len(ours)
+        return float(ttest_ind_from_stats(*own, mean, deviation, seeds, equal_var=False).pvalue)
+
+    return found
 
 
 def mean_top1(preset: str) -> Value:
