@@ -347,6 +347,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
               lambda: mib("backprop") - mib("backprop-chunked"), lambda: mib("backprop-chunked") - mib(LEANEST)),
         claim("take {} MiB in all of them", lambda: 3 * 4 * (3_192_320 + 12_916_049) / 2**20),
         *fixed("From 32 to 64 layers"),
+        claim("takes {} times as long with maps to the writers, {} with one pull, {} with one pull of whole transformer"
+              " blocks, {} with two pulls and {} with learned feedback.",
+              *(cost(f"ratio/{name}")
+                for name in ("maps", "pull-maps", "pull-maps-blocks", "pull2-maps", "learned-layers"))),
         claim("At 16 blocks, compiled and captured, one pull peaks at {} MiB, of whole transformer blocks at {}",
               ladder_mib("pull-maps"), ladder_mib("pull-maps-blocks")),
         claim("backprop at {}, with checkpointing and the chunked head at {}", ladder_mib("backprop"),
