@@ -46,7 +46,7 @@ class MeanJacobian(LearnedMaps):
         last: Where it ends, as a share of ``rate``.
         every: Measure at every n-th step only, with one JVP; between measurements the maps stay as they are.
         limit: Largest unexplained response of a row, relative to the noise and the explained response; ``None`` for no
-            limit. 1 to 4 leave most rows as they are, and suit long trainings.
+            limit. 1 to 4 leave most rows as they are.
 
     Example:
         >>> import torch

@@ -79,7 +79,7 @@ def first_filters(split: Split) -> list[list[float]]:
     if stem is None:
         return []
     rows = stem.detach()[:_MOST_FILTERS].flatten(1).tolist()
-    return [[float(f"{weight:.4g}") for weight in row] for row in rows]
+    return [[round(weight, 3) for weight in row] for row in rows]  # a picture shows no more
 
 
 def _assigned(
