@@ -99,12 +99,12 @@ def fixed(*pieces: str) -> tuple[Claim, ...]:
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     "README.md": (
-        *fixed("Adam's eps is 1e-8 for the frozen trunk and Split-FG, 1e-5 for maps and 1e-6 for the others.",
-               "(`tied_share=0.1`)", "Adam at rho = 0.3;"),
+        *fixed("Adam's eps is 1e-8 for the frozen trunk and Split-FG, 1e-5 for maps and 1e-6 for the others;",
+               "Adam at rho = 0.3;"),
         claim("learned feedback and backprop reach {} and {} after a tenth of an epoch, and backprop {} after one.",
               ppl("learned-eps1e-05-10"), ppl("backprop-eps1e-05-10"), ppl("backprop-eps1e-05")),
-        *fixed("With 1e-5 and seed 0,"),
-        claim("One pull of whole transformer blocks reaches {} after a tenth of an epoch and {} after one.",
+        *fixed("with 1e-5 and seed 0,"),
+        claim("one pull of whole transformer blocks reaches {} and {}.",
               ppl("pull-fastmaps-blocks-rho0.1-10"), ppl("pull-fastmaps-blocks-rho0.1")),
         claim("On CIFAR-100 learned feedback has one seed, with which backprop reaches {}.", top1("cifar100-backprop")),
         *fixed("after 300 steps; means over five folds"),
