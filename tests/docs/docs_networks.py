@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from docs_records import ROOT, Value, bench, by_seed, paper, recorded, reports
-from scipy.stats import ttest_ind_from_stats
+from scipy.stats import ttest_ind_from_stats, ttest_rel
 
 from splitfg_lab.runs.results import read_results
 
@@ -156,6 +156,11 @@ def spread(preset: str) -> float:
     """By how many points the accuracies of seeds differ."""
     found = by_seed("images", preset, "accuracy")
     return max(found) - min(found)
+
+
+def paired(first: str, second: str) -> Value:
+    """The p-value of the paired t-test between the accuracies of two presets."""
+    return lambda: float(ttest_rel(*(by_seed("images", preset, "accuracy") for preset in (first, second))).pvalue)
 
 
 def welch(preset: str, mean: float, deviation: float, seeds: int) -> Value:
