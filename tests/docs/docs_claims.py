@@ -19,6 +19,7 @@ from docs_networks import (
     behind_grid,
     bench_feedback,
     bench_ratio,
+    best_top1,
     cost,
     eager_ratio,
     epochs_s,
@@ -172,6 +173,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
               lambda: mean_top1("flat-split_fg")() - mean_top1("flat-split_fg-single")(),
               paired("flat-split_fg", "flat-split_fg-single"), 56.9 - 54.4, 0.01),
         *fixed("with seed 0. The default search begins at rho = 1 with a calm of 1,000, the fast one at 0.3 with 100"),
+        claim("{} points behind it for Split-FG with K = 4, and {} behind for activity tangents,",
+              lambda: best_top1("flat-split_fg", *(f"flat-k4-rho{r}" for r in ("0.3", "0.1", "0.03")))()
+              - top1("flat-split_fg-adaptive")(),
+              lambda: best_top1(*(f"flat-activity-rho{r}" for r in ("1", "0.3", "0.1", "0.03")))()
+              - top1("flat-activity-adaptive")()),
         claim("whose rho falls to {} where", lambda: last("images", "flat-activity-adaptive", "rho")),
         *fixed("The 6,000-step runs on CIFAR-100 used L2 decay", "CIFAR-100.", "With L2 decay",
                "adding L2 decay before", "So L2 decay before", "L2 decay is", "whole ResNet-18"),
