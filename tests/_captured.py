@@ -15,6 +15,7 @@ from splitfg.learners import CapturedLearner
 from splitfg.models import GPT, GPTConfig
 from splitfg.recipes import (
     SGD,
+    ActivityMethod,
     Adam,
     AdamW,
     BackpropMethod,
@@ -45,6 +46,7 @@ METHODS = (
     EvolutionMethod(K=1),
     BackpropMethod(),
     BackpropMethod(closed_head=True),
+    ActivityMethod(K=2),
     DirectPathMethod(),
     DirectPathMethod(MeanJacobianFeedback()),
     DirectPathMethod(MeanJacobianFeedback(limit=0.5), lean=True),

@@ -126,6 +126,26 @@ class TestTheSameSteps:
         expected = splitfg.ActivityFG(K=2)(split, x, y, generator=generator())
         assert_same(estimator(twin, x, y, generator=generator()).grads, expected.grads)
 
+    @pytest.mark.parametrize("chunk", [None, 2, 1])
+    def test_activity_tangents_of_a_gpt_are_pushed_in_compiled_code(self, chunk):
+        """With the eager numbers, for parameters that change; the second estimate runs no code of the trunk."""
+        method = splitfg.ActivityFG(K=3, engine=splitfg.ForwardMode(chunk))
+        split = eager_learner(FrozenMethod(), dtype=torch.float64).split
+        calls = []
+        split.trunk.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+        twin, fast = compiled(split, method, lambda traced: traced)
+        for shift in (0.0, 0.1):
+            with torch.no_grad():
+                for p in split.trunk_params().values():
+                    p.add_(shift)
+            x, y = SETTING.given(0)
+            expected = method(split, x, y, generator=generator())
+            before = len(calls)
+            found = fast(twin, x, y, generator=generator())
+            assert (len(calls) == before) == (shift > 0)
+            assert_same(found.grads, expected.grads)
+            torch.testing.assert_close(found.stats.scores, expected.stats.scores)
+
     def test_what_is_compiled_reads_the_parameters_of_the_moment(self):
         learner = eager_learner(DirectPathMethod(), dtype=torch.float64)
         twin, estimator = compiled(learner.split, learner.estimator, aot_eager)

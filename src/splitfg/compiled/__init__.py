@@ -12,6 +12,7 @@ from splitfg.compiled._parts import (
 )
 from splitfg.compiled._pulls import CompiledPuller
 from splitfg.compiled._recorder import Compile, CompiledRecorder, traced_or_none
+from splitfg.compiled._responses import CompiledResponder, Responder
 
 __all__ = [
     "Compile",
@@ -19,7 +20,9 @@ __all__ = [
     "CompiledHalves",
     "CompiledPuller",
     "CompiledRecorder",
+    "CompiledResponder",
     "CompiledTrunk",
+    "Responder",
     "traced_or_none",
     "whole",
     "with_compiled_head",

@@ -42,17 +42,37 @@ class CompiledRecorder:
 
     def __call__(self, split: Split, x: Inputs, points: TapPoints, generator: torch.Generator | None) -> Recording:
         """Record one pass; the noise is the same as in eager code."""
-        leaves, structure = pytree.tree_flatten(x)
-        facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        params, held = split.all_trunk_params(), tuple(split.trunk.buffers())
-        dtypes = tuple(p.dtype for p in params.values())
-        key = (split.training_flags(), points, structure, facts, dtypes, tuple(map(id, held)))
+        key, held = (points, *pass_facts(split, x)), tuple(split.trunk.buffers())
         if key not in self._passes:
             self._passes[key] = traced_or_none(partial(_trace, split, x, points, self._compile)), held
         traced, _ = self._passes[key]
         if traced is None:
             return record(split, x, points, generator)
-        return traced(params, [leaf for leaf in leaves if isinstance(leaf, Tensor)], generator)
+        return traced(split.all_trunk_params(), tensors_of(x), generator)
+
+
+def pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
+    """Return what a trace of the trunk depends on, beside the values of parameters and inputs.
+
+    Keep the trunk's buffers with the trace: they are told apart by identity.
+    """
+    leaves, structure = pytree.tree_flatten(x)
+    facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    dtypes = tuple(p.dtype for p in split.all_trunk_params().values())
+    return split.training_flags(), structure, facts, dtypes, tuple(map(id, split.trunk.buffers()))
+
+
+def tensors_of(x: Inputs) -> list[Tensor]:
+    """Return the tensors of inputs, in order."""
+    return [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+
+
+def with_tensors(x: Inputs, tensors: Sequence[Tensor]) -> Inputs:
+    """Return inputs with other tensors."""
+    leaves, structure = pytree.tree_flatten(x)
+    left = iter(tensors)
+    filled: Inputs = pytree.tree_unflatten([next(left) if isinstance(v, Tensor) else v for v in leaves], structure)
+    return filled
 
 
 def traced_or_none(trace: Callable[[], T]) -> T | None:
@@ -84,13 +104,10 @@ class _Pass:
 
 
 def _trace(split: Split, x: Inputs, points: TapPoints, compile_: Compile) -> _Pass:
-    leaves, structure = pytree.tree_flatten(x)
     moved: list[tuple[str, Tensor]] = []
 
     def observed(params: Params, tensors: Sequence[Tensor], draw: Callable[[str, Tensor], Tensor]) -> Recording:
-        left = iter(tensors)
-        filled = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        f = split.trunk_function(pytree.tree_unflatten(filled, structure))
+        f = split.trunk_function(with_tensors(x, tensors))
         return record_run(split.trunk, lambda: f(params), points, draw)
 
     def remember(name: str, z: Tensor) -> Tensor:
@@ -103,7 +120,7 @@ def _trace(split: Split, x: Inputs, points: TapPoints, compile_: Compile) -> _Pa
         recording = observed(params, tensors, lambda *_: next(left))
         return recording.h, dict(recording.reads), recording.response, dict(recording.further)
 
-    params, tensors = split.all_trunk_params(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    params, tensors = split.all_trunk_params(), tensors_of(x)
     wrote = observed(params, tensors, remember).wrote
     traced = make_fx(run)(params, tensors, [like.contiguous() for _, like in moved])
     traced.graph.eliminate_dead_code()  # forward mode's own questions about shapes

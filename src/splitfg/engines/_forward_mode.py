@@ -52,18 +52,22 @@ class ForwardMode:
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Return ``h`` and ``dh[k] = J v_k`` of shape ``(c, *h.shape)``."""
-
-        def push(tangent: Params) -> tuple[Tensor, Tensor]:
-            pushed: tuple[Tensor, Tensor] = jvp(f, (params,), (tangent,))  # type: ignore[assignment]
-            return pushed
-
         with _outside_inference_mode():
-            tangents = {name: _with_own_storage(v) for name, v in tangents.items()}
-            if next(iter(tangents.values())).shape[0] == 1:
-                h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
-                return h, dh.unsqueeze(0)
-            both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
-            return both
+            return forward_jvps(f, params, {name: _with_own_storage(v) for name, v in tangents.items()})
+
+
+def forward_jvps(f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
+    """Return ``h`` and ``dh`` of a stack of tangents; a pure function of tensors, which can be traced."""
+
+    def push(tangent: Params) -> tuple[Tensor, Tensor]:
+        pushed: tuple[Tensor, Tensor] = jvp(f, (params,), (tangent,))  # type: ignore[assignment]
+        return pushed
+
+    if next(iter(tangents.values())).shape[0] == 1:
+        h, dh = push({name: v.squeeze(0) for name, v in tangents.items()})
+        return h, dh.unsqueeze(0)
+    both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
+    return both
 
 
 @contextmanager

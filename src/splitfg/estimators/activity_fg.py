@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.compiled import Compile, CompiledRecorder, with_compiled_head
+from splitfg.compiled import Compile, CompiledRecorder, CompiledResponder, Responder, with_compiled_head
 from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.estimators._head_pass import HeadPass
@@ -61,6 +61,7 @@ class ActivityFG:
             own, and a score for every sample.
         engine: How J e is found, and how many tangents ride together.
         recorder: Runs the trunk for h and records what its layers read.
+        responder: Pushes noise at the layers through the trunk; by default, ``engine`` does.
         prediction: Predicts δ at every layer; the tangents then estimate only the rest, and the estimate stays
             unbiased: δ̂_lb = p_lb + (1/K) Σ_k (d_kb - Σ_m <p_mb, e_kmb>) e_klb. Its maps learn from every step.
 
@@ -79,6 +80,7 @@ class ActivityFG:
     engine: Engine = field(default_factory=ForwardMode)
     recorder: Recorder = field(default=record, repr=False)
     prediction: LearnedFeedback | None = None
+    responder: Responder | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         raise_if(tangent_problems(self.K) + kind_problems("engine", self.engine, Engine))
@@ -126,9 +128,8 @@ class ActivityFG:
             if chosen.top is not None:
                 r, own = pull_back(split.trunk.get_submodule(chosen.top), seen.reads[chosen.top][0], r)
                 grads = share.once(under(chosen.top, own))
-            f = shifted(split.trunk, partial(split.trunk_function(x), {}), inputs, chosen.top)
             guess, change = self._guess(split, x, head.u(0, seen.h, y), shapes, generator, share)
-            deltas, scores = self._deltas(split, x, f, shapes, r, chosen.rows, guess, generator, share)
+            deltas, scores = self._deltas(split, x, chosen, shapes, r, guess, generator, share)
             for name, a in inputs.items():
                 read = a.to(deltas[name].dtype) if a.is_floating_point() else a
                 own = layer_gradients(split.trunk.get_submodule(name), read, deltas[name])
@@ -136,8 +137,10 @@ class ActivityFG:
             return self._assembled(split.named_trunk_grads(grads), scores, head, change, share)
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ActivityFG]:
-        """Compile the recorded pass and the head; tangents are pushed in eager code."""
-        return with_compiled_head(split, compile_), replace(self, recorder=CompiledRecorder(compile_))
+        """Compile the recorded pass, forward mode and the head; other engines push tangents in eager code."""
+        responder = CompiledResponder(self.engine, compile_) if isinstance(self.engine, ForwardMode) else None
+        fast = replace(self, recorder=CompiledRecorder(compile_), responder=responder)
+        return with_compiled_head(split, compile_), fast
 
     def learned_state(self) -> dict[str, Route]:
         """Return the maps of the prediction, if there is one."""
@@ -206,10 +209,9 @@ class ActivityFG:
         self,
         split: Split,
         x: Inputs,
-        f: TrunkFunction,
+        chosen: Activities,
         shapes: Mapping[str, torch.Size],
         r: Tensor,
-        rows: int,
         guess: Params,
         generator: torch.Generator,
         share: Share,
@@ -224,13 +226,14 @@ class ActivityFG:
             for name, shape in shapes.items()
         }
         deltas, scores = {name: torch.zeros_like(z) for name, z in still.items()}, r.new_zeros(self.K)
+        rows, respond = chosen.rows, self.responder or self._respond
         for start, drawn in self._noise(still, generator):
             own = share.within(start, start + len(next(iter(drawn.values()))), self.K)
             noise = {name: e[own] for name, e in drawn.items()}
             del drawn
             if own.start == own.stop:
                 continue
-            _, response = push(self.engine, f, still, noise, split=split, x=x)
+            response = respond(split, x, noise, chosen.top)
             d = (response * r).flatten(1 + rows).sum(-1) if r.ndim > rows else response * r  # (c, *rows)
             scores[start + own.start : start + own.stop] = d.flatten(1).sum(1)
             for name, p in guess.items():
@@ -239,6 +242,12 @@ class ActivityFG:
                 deltas[name] += (d.view(*d.shape, *[1] * (e.ndim - d.ndim)) * e).sum(0) / self.K
             del noise, e  # before the next ones are drawn
         return added(deltas, share.once(guess)), scores
+
+    def _respond(self, split: Split, x: Inputs, noise: Params, top: str | None) -> Tensor:
+        """Return the responses to noise; see :class:`~splitfg.compiled.Responder`."""
+        f = shifted(split.trunk, partial(split.trunk_function(x), {}), noise, top)
+        still = {name: torch.zeros_like(e[0]) for name, e in noise.items()}
+        return push(self.engine, f, still, noise, split=split, x=x)[1]
 
     def _noise(self, like: Params, generator: torch.Generator) -> Iterator[tuple[int, Params]]:
         """Yield unit noise for every layer, ``chunk`` tangents at a time, each chunk with the number of its first.

@@ -1,0 +1,78 @@
+"""Responses of a trunk to noise at the outputs of its layers, in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from splitfg.compiled._recorder import Compile, pass_facts, tensors_of, traced_or_none, with_tensors
+from splitfg.engines import ForwardMode, forward_jvps
+from splitfg.sites import shifted
+from splitfg.splitting import Split
+from splitfg.types import Inputs, Params
+
+_Run = Callable[[Params, Sequence[Tensor], Params], Tensor]
+
+
+class Responder(Protocol):
+    """Pushes noise at the outputs of layers through a trunk."""
+
+    def __call__(self, split: Split, x: Inputs, noise: Params, top: str | None) -> Tensor:
+        """Return the responses of the top's input to a stack of K noises, shape ``(K, *shape)``.
+
+        Args:
+            split: The network.
+            x: Inputs.
+            noise: e of every layer, shape ``(K, *z.shape)``.
+            top: The module whose input responds; ``None`` for h.
+        """
+
+
+class CompiledResponder:
+    """A :class:`Responder` that runs forward mode in compiled code.
+
+    A compiler does not follow temporary hooks, so the pass is first traced to its operators, once for every shape of
+    inputs and noise. Runs a trunk that cannot be traced in eager code, with a warning.
+
+    Args:
+        engine: Pushes tangents where the trunk cannot be traced.
+        compile_: Compiles a function.
+    """
+
+    def __init__(self, engine: ForwardMode, compile_: Compile) -> None:
+        self._engine, self._compile = engine, compile_
+        self._passes: dict[Hashable, tuple[_Run | None, tuple[Tensor, ...]]] = {}
+
+    def __call__(self, split: Split, x: Inputs, noise: Params, top: str | None) -> Tensor:
+        """Return the responses; see :class:`Responder`."""
+        shapes = tuple((name, e.shape, e.dtype) for name, e in noise.items())
+        key, held = (top, shapes, *pass_facts(split, x)), tuple(split.trunk.buffers())
+        if key not in self._passes:
+            self._passes[key] = traced_or_none(partial(_trace, split, x, noise, top, self._compile)), held
+        run, _ = self._passes[key]
+        if run is None:
+            f = shifted(split.trunk, partial(split.trunk_function(x), {}), noise, top)
+            return self._engine(f, _still(noise), noise)[1]
+        return run(split.all_trunk_params(), tensors_of(x), noise)
+
+
+def _trace(split: Split, x: Inputs, noise: Params, top: str | None, compile_: Compile) -> _Run:
+    def run(params: Params, tensors: Sequence[Tensor], noise: Params) -> Tensor:
+        f = split.trunk_function(with_tensors(x, tensors))
+        return forward_jvps(shifted(split.trunk, lambda: f(params), noise, top), _still(noise), noise)[1]
+
+    traced = make_fx(run)(split.all_trunk_params(), tensors_of(x), noise)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    compiled: _Run = compile_(traced)
+    return compiled
+
+
+def _still(noise: Params) -> Params:
+    """Return the offsets at which derivatives are taken."""
+    return {name: torch.zeros_like(e[0]) for name, e in noise.items()}
