@@ -92,6 +92,9 @@ FLAT_ONLY: dict[str, tuple[str, MethodRecipe]] = {
 }
 """Further methods for the flat head of CIFAR-10, by a part of a preset's name."""
 
+ONE_TANGENT: dict[str, MethodRecipe] = {"pure_fg": PureFGMethod(K=1), "es": EvolutionMethod(K=1)}
+"""The ablation's baselines with one tangent, as the paper also describes them."""
+
 # Steps of one pass over the training images.
 _PASS = -(-50_000 // 128)
 
@@ -214,6 +217,8 @@ def _ablation() -> Iterator[Preset]:
     title = "CIFAR-10, flat head, 6,000 steps"
     for name, method in _METHODS.items():
         yield Preset(f"flat-{name}", f"{title}: {METHOD_TITLES[name]}", CIFAR10.ablation(method), TWO)
+    for name, method in ONE_TANGENT.items():
+        yield Preset(f"flat-{name}-k1", f"{title}: {METHOD_TITLES[name]}, K = 1", CIFAR10.ablation(method), TWO)
     ours = CIFAR10.ablation(CIFAR10.split_fg(4))
     yield Preset("flat-split_fg", f"{title}: Split-FG", ours, FIVE)
     single = replace(ours, network=replace(CIFAR10.light, inner=None))
