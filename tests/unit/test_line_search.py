@@ -20,6 +20,7 @@ from splitfg import (
     Split,
     SplitError,
     SplitFG,
+    write_grads,
 )
 from splitfg.heads import ProbedHead, ReverseModeHead, SquaredError
 from splitfg.learners import CapturedLearner, descents_along, slope_along, slopes_along
@@ -189,6 +190,29 @@ def test_a_noisy_trunk_ends_near_the_best_scale_of_a_grid(lr):
 
     grid = {rho: loss(rho) for rho in (0.01, 0.1, 1.0)}
     assert loss() < 1.05 * min(grid.values())
+
+
+def test_an_optimizer_with_a_rho_of_its_own_is_an_error():
+    """The path would be scaled by both, and the metrics show one of them."""
+    s, *_ = problem()
+    with pytest.raises(SplitError, match="build the optimizer with rho=1, got rho=0.3"):
+        GradientLearner(s, Backprop(), Adam(1e-2).build(s, rho=0.3), line_search=LineSearch())
+    GradientLearner(s, Backprop(), torch.optim.SGD(s.model.parameters(), 1e-2), line_search=LineSearch())
+
+
+def test_an_own_loop_takes_the_learners_steps():
+    (inner, x, y), (s, *_) = problem(), problem()
+    learner = GradientLearner(inner, SplitFG(K=2), Adam(1e-2).build(inner), max_norm=None, line_search=LineSearch())
+    search, optimizer = LineSearch(), Adam(1e-2).build(s)
+    for step in range(4):
+        learner.step(x, y, generator=generator(step))
+        search.advance(s, x, y)
+        write_grads(s.model, SplitFG(K=2)(s, x, y, generator=generator(step)))
+        with search.scaling(s, 1.0):
+            optimizer.step()
+    assert search.rho != 1
+    expected = dict(inner.model.named_parameters())
+    assert all(torch.equal(p, expected[n]) for n, p in s.model.named_parameters())
 
 
 def test_rho_and_the_path_keep_to_the_cap():

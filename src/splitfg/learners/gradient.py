@@ -16,7 +16,7 @@ from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Estimator, LearningEstimator, SharingEstimator, SplitFG, compiled
 from splitfg.estimators.protocol import Stateful
 from splitfg.hardware import DeviceTrunk
-from splitfg.learners.line_search import LineSearch
+from splitfg.learners.line_search import LineSearch, rho_of_its_own
 from splitfg.learners.slopes import descents_along
 from splitfg.splitting import Split, require_split
 from splitfg.splitting.checks import begin_step
@@ -39,7 +39,7 @@ class GradientLearner:
             the head's exact gradient.
         prediction: Returns a prediction of the trunk's gradient before every step, as a control variate;
             :class:`~splitfg.SplitFG` only.
-        line_search: Learns the scale rho of the trunk's steps; build the optimizer with rho = 1.
+        line_search: Learns the scale rho of the trunk's steps; build the optimizer with rho = 1, the default.
         log: Called with the clipped estimate of every step, such as a :class:`~splitfg.distributed.ScoreLog`.
 
     Attributes:
@@ -47,8 +47,8 @@ class GradientLearner:
         learned: The estimator's own learned state, by name; see :class:`~splitfg.estimators.LearningEstimator`.
 
     Raises:
-        SplitError: If the optimizer has other parameters than ``split.model``, the estimator takes no prediction, or a
-            name of its learned state is reserved.
+        SplitError: If the optimizer has other parameters than ``split.model``, the estimator takes no prediction, a
+            name of its learned state is reserved, or the optimizer of a line search has a rho of its own.
 
     Example:
         >>> import torch
@@ -84,9 +84,10 @@ class GradientLearner:
         taken = sorted(set(own) & {"model", "optimizer", "step", "line_search"})
         self.line_search, self._searched = line_search, split
         self.learned: dict[str, Stateful] = own if line_search is None else {**own, "line_search": line_search}
-        raise_if(
-            [f"learned_state() of the estimator uses the name {name!r}, which is reserved: rename it" for name in taken]
-        )
+        found = [
+            f"learned_state() of the estimator uses the name {name!r}, which is reserved: rename it" for name in taken
+        ]
+        raise_if(found + ([] if line_search is None else rho_of_its_own(optimizer)))
         apart = tuple(split.trunk_params()) if clip_apart else ()
         self.update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
