@@ -131,6 +131,12 @@ class TestPresets:
         configs = Counter(str(to_json(p.config)) for p in EXPERIMENT.presets)
         assert [c for c, count in configs.items() if count > 1] == []
 
+    def test_learned_feedback_in_one_row_is_measured_in_one_way(self):
+        (table,) = [t for t in EXPERIMENT.tables if t.key == "images-feedback"]
+        rows = [[c.preset for c in row.cells if c] for row in table.rows if row.label.startswith("Learned feedback")]
+        methods = [{EXPERIMENT.preset(preset).config.method for preset in row} for row in rows]
+        assert [len(found) for found in methods] == [1, 1, 1, 1]
+
     def test_every_preset_stands_in_a_table(self):
         cells = [c for t in EXPERIMENT.tables for r in t.rows for c in r.cells if isinstance(c, Cell | Paired)]
         assert {c.preset for c in cells} == {p.name for p in EXPERIMENT.presets}

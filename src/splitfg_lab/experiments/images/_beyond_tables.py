@@ -131,7 +131,7 @@ def _feedback() -> Table:
     full = tuple(top1(f"{s.dataset}-backprop", Paper(*MAIN[s.dataset][0])) for s in SETTINGS)
     rows = [Row("Backprop", (top1("flat-backprop", Paper(70.7, 0.3)), top1("resnet20-backprop"), *full))]
     for name, (title, _) in FEEDBACK.items():
-        longer = (top1("cifar10-learned"), top1("cifar100-learned")) if name == "learned" else (None, None)
+        longer = tuple(top1(f"{s.dataset}-learned") if name == "learned-layers" else None for s in SETTINGS)
         rows.append(Row(title.capitalize(), (top1(f"flat-{name}"), top1(f"resnet20-{name}"), *longer)))
     for name, (title, _) in PULLS.items():
         flat = top1("flat-pull") if name == "pull" else None
@@ -151,8 +151,9 @@ def _feedback() -> Table:
         "higher",
         best_in="column",
         note="Not in the paper, but for Split-FG and for backprop. Learned feedback takes no derivative of the trunk"
-        " and reads no weight backward: maps learn from one more forward pass a step, with noise. Relayed, the feedback"
-        " goes from layer to layer; on the direct route every layer gets it straight from the last one. Rows with pulls"
+        " and reads no weight backward: maps learn from the response to noise, of the whole trunk in a second"
+        " forward pass, or of every layer by itself. Relayed, feedback goes from layer to layer; on the direct route,"
+        " which a second pass measures, every layer gets it straight from the last one. Rows with pulls"
         " run reverse mode inside single blocks, from gradients that maps predict at their outputs. Where skips are"
         " carried, gradients pass from block to block along the skips alone, through ReLU's mask and, where the width"
         " changes, a 1x1 convolution; none passes from one residual branch into another but by pulls.",

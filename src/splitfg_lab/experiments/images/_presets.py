@@ -55,12 +55,12 @@ _METHODS: dict[str, MethodRecipe] = {
     "es": EvolutionMethod(K=4),
 }
 FEEDBACK: dict[str, tuple[str, MethodRecipe]] = {
-    "learned": ("learned feedback", by_passes()),
+    "learned": ("learned feedback, measured by a second pass", by_passes()),
     "learned-layers": (
         "learned feedback, layers measured alone",
         LAYERS_ALONE,
     ),
-    "learned-every4": ("learned feedback, measured every 4 steps", every_nth(4)),
+    "learned-every4": ("learned feedback, measured by a second pass every 4 steps", every_nth(4)),
     "learned-direct": ("learned feedback, direct route", by_passes(DirectRoute())),
     "dfa": ("direct feedback alignment", by_passes(DirectRoute(FixedRule()))),
     "alignment": ("feedback alignment", by_passes(RelayRoute(FixedRule()))),
@@ -279,7 +279,7 @@ ADAPTIVE: dict[str, tuple[str, MethodRecipe]] = {
     "k64": ("Split-FG, K = 64", SplitFGMethod(64)),
     "activity": FLAT_ONLY["activity"],
     "direct": ("direct path", DirectPathMethod()),
-    "learned": ("learned feedback", by_passes()),
+    "learned": FEEDBACK["learned"],
 }
 """Methods whose trunk step a line search finds, by a part of a preset's name."""
 
