@@ -25,6 +25,11 @@ class Search:
         raise_if(not_positive(self, "start") + below(0, self, "calm"))
 
 
+def search_problems(search: Search, *, adaptive: bool) -> list[str]:
+    """Return the problems of the settings of a line search in a config: without one, they must be the defaults."""
+    return [] if adaptive or search == Search() else ["search is that of a line search: set adaptive=true"]
+
+
 FAST = Search(start=0.3, calm=100)
 """A search that follows the first steps at once."""
 

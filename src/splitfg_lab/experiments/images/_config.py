@@ -14,7 +14,7 @@ from splitfg.recipes import (
     TableMethod,
 )
 from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
-from splitfg_lab.experiments._search import Search
+from splitfg_lab.experiments._search import Search, search_problems
 from splitfg_lab.experiments.images._networks import Backbone, FlatNetwork, PlainMLP
 
 FULL = 23_437
@@ -74,7 +74,7 @@ class ImageTraining:
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "horizon", "batch") + not_positive(self, "max_norm") + rho_problems(self.rho)
-        found += adaptive_problems(self.adaptive, self.rho)
+        found += adaptive_problems(self.adaptive, self.rho) + search_problems(self.search, adaptive=self.adaptive)
         if not isinstance(self.method, HopfieldMethod):
             found += warmup_problems(self.warmup, self.horizon)
         raise_if(found)

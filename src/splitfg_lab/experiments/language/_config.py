@@ -14,7 +14,7 @@ from splitfg.recipes import (
     Muon,
 )
 from splitfg.recipes.checks import adaptive_problems, below, not_positive, rho_problems, warmup_problems
-from splitfg_lab.experiments._search import Search
+from splitfg_lab.experiments._search import Search, search_problems
 
 EPOCH = 232_588
 """Steps of one epoch: 930,352 windows of 128 tokens, four a step."""
@@ -143,7 +143,7 @@ class Language:
 
     def __post_init__(self) -> None:
         found = below(1, self, "steps", "batch", "block") + not_positive(self, "max_norm") + rho_problems(self.rho)
-        found += adaptive_problems(self.adaptive, self.rho)
+        found += adaptive_problems(self.adaptive, self.rho) + search_problems(self.search, adaptive=self.adaptive)
         if self.adaptive_groups and not self.adaptive:
             found.append("adaptive_groups are those of a line search: set adaptive=true")
         if isinstance(self.method, MethodRecipe):
