@@ -271,6 +271,32 @@ def test_a_results_folder_that_is_not_there_is_a_usage_error(tmp_path: Path, ver
     assert (done.returncode, done.stderr.strip()) == (2, "error: --results nope: there is no such folder")
 
 
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "demo", "--json"], ["show", "demo"], ["show", "demo/split_fg"]])
+def test_a_missing_default_folder_of_results_is_noted(tmp_path: Path, arguments: list[str]) -> None:
+    done = splitfg_here(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "no folder results here" in done.stderr
+    assert "--results FOLDER" in done.stderr
+    (tmp_path / "results").mkdir()
+    assert splitfg_here(*arguments, cwd=tmp_path).stderr == ""
+
+
+def test_a_report_on_nothing_leaves_an_earlier_one_alone(tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.md").write_text("earlier")
+    done = splitfg_here("report", cwd=tmp_path)
+    expected = "error: no runs in runs and no results in results: pass --runs FOLDER or --results FOLDER"
+    assert (done.returncode, done.stderr.strip()) == (2, expected)
+    assert [path.read_text() for path in (tmp_path / "report").iterdir()] == ["earlier"]
+
+
+@pytest.mark.parametrize("experiment", ["images/cifar10-split_fg", "language/split_fg-k4-rho0.03"])
+def test_settings_of_a_line_search_need_one(tmp_path: Path, experiment: str) -> None:
+    done = splitfg_here("run", experiment, "--set", "search.start=0.3", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "search is that of a line search: set adaptive=true" in done.stderr
+
+
 @pytest.mark.parametrize("verb", ["prepare", "fetch", "verify"])
 def test_misspelt_data_sets_get_suggestions(tmp_path: Path, verb: str) -> None:
     done = splitfg_here("data", verb, "adlt", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))

@@ -35,6 +35,8 @@ LOCALES = {
 @pytest.mark.parametrize("name", LOCALES)
 @pytest.mark.parametrize("verb", [["show", "toy_variance"], ["show", "tiny/adam"], ["report", "tiny"]])
 def test_every_encoding_can_show_everything(tmp_path: Path, name: str, verb: list[str]) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "tiny.json").write_text('{"schema": 1, "runs": []}')
     done = raw(*verb, cwd=tmp_path, **LOCALES[name])
     assert (done.returncode, done.stderr) == (0, b"")
     done.stdout.decode("ascii" if name == "POSIX" else name)
@@ -58,6 +60,7 @@ def test_a_run_logs_any_character_in_any_locale(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("verb", [["ls"], ["show", "tiny/adam"], ["run", "tiny/sgd"], ["run", "tiny", "--dry-run"]])
 def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, verb: list[str]) -> None:
+    (tmp_path / "results").mkdir()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command(*verb), cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True
@@ -67,6 +70,7 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, verb: list[st
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
     process = subprocess.Popen(
         command("show", "language_cost/eager"),
         cwd=tmp_path,
@@ -109,7 +113,11 @@ def test_a_full_disk_is_named_as_the_cause(tmp_path: Path, full_disk: Path) -> N
     assert "cannot write a checkpoint" in done.stdout
     assert "No space left on device" in done.stdout
     (full_disk / "filler").write_bytes(bytes((shutil.disk_usage(full_disk).free // 4096) * 4096))
-    for verb in (["run", "tiny/sgd", "--runs", full_disk / "more"], ["report", "tiny", "--out", full_disk / "page"]):
+    place = ["--runs", full_disk / "runs"]
+    for verb in (
+        ["run", "tiny/sgd", "--runs", full_disk / "more"],
+        ["report", "tiny", *place, "--out", full_disk / "page"],
+    ):
         done = splitfg(*verb, cwd=tmp_path)
         assert done.returncode == 1
         assert "No space left on device" in done.stdout + done.stderr

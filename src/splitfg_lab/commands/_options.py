@@ -49,6 +49,15 @@ def check_results(folder: Path) -> Path:
     return folder
 
 
+def note_missing(results: Path) -> None:
+    """Print that there are no recorded results if their folder is missing."""
+    if not results.is_dir():
+        line = (
+            f"There is no folder {results} here: only own runs are shown. Pass --results FOLDER to show recorded ones."
+        )
+        typer.secho(line, fg="yellow", err=True)
+
+
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", envvar="SPLITFG_RUNS")]
 Results = Annotated[Path, typer.Option("--results", help="Folder of the recorded results.")]
 Recorded = Annotated[Path, typer.Option("--results", help="Folder of the recorded results.", callback=check_results)]

@@ -16,7 +16,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from splitfg_lab.commands._listing import listing_console, print_rows
-from splitfg_lab.commands._options import DEFAULT_RESULTS, DEFAULT_RUNS, Json, Recorded, Runs, complete_targets
+from splitfg_lab.commands._options import (
+    DEFAULT_RESULTS,
+    DEFAULT_RUNS,
+    Json,
+    Recorded,
+    Runs,
+    complete_targets,
+    note_missing,
+)
 from splitfg_lab.commands._standing import Standing, standings
 from splitfg_lab.commands._targets import find_presets
 from splitfg_lab.experiments import EXPERIMENTS, Experiment, Preset
@@ -52,6 +60,7 @@ def ls(
         _print_overview(found)
     for problem in problems:
         typer.secho(f"skipped: {problem.reason}", fg="red", err=True)
+    note_missing(results)
 
 
 def show(
@@ -64,9 +73,10 @@ def show(
     if target in {e.name for e in EXPERIMENTS}:
         _print_protocol(presets[0][0])
         _print_presets(standings(presets, runs, results)[0])
-        return
-    for standing in standings(presets, runs, results)[0]:
-        _print_preset(standing)
+    else:
+        for standing in standings(presets, runs, results)[0]:
+            _print_preset(standing)
+    note_missing(results)
 
 
 def _print_overview(found: Sequence[Standing]) -> None:

@@ -17,6 +17,7 @@ from splitfg_lab.commands._options import (
     Runs,
     complete_runs,
     complete_targets,
+    note_missing,
 )
 from splitfg_lab.commands._targets import find_presets, find_runs
 from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
@@ -27,7 +28,8 @@ results_app = typer.Typer(no_args_is_help=True, help="Record results in small fi
 
 def report(
     experiment: Annotated[
-        str | None, typer.Argument(help="Print only this experiment.", autocompletion=complete_targets)
+        str | None,
+        typer.Argument(help="Print only this experiment; the files always hold all.", autocompletion=complete_targets),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     results: Recorded = DEFAULT_RESULTS,
@@ -38,10 +40,14 @@ def report(
 
     if experiment is not None:
         experiment = find_presets([experiment])[0][0].name
+    if not any(next(folder.rglob("*.json"), None) for folder in (runs, results)):
+        # an empty report would replace an earlier one
+        raise UsageError(f"no runs in {runs} and no results in {results}: pass --runs FOLDER or --results FOLDER")
     print_report(runs, results, experiment)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnreadableWarning)  # print_report lists these files
         typer.echo(f"written: {build_report(runs, results, out)}")
+    note_missing(results)
 
 
 @results_app.command()
