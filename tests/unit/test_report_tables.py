@@ -307,12 +307,12 @@ class TestBest:
         assert best(grid(rows, run("a", 1.0), run("b", 2.0), changed)) == [(0, 1)]
 
 
-def test_rows_that_were_not_run_collapse_to_a_footnote():
+def test_rows_that_were_not_run_collapse_to_a_line():
     rows = (Row("Run", (Cell("a", "accuracy"),)), Row("Not yet", (Cell("b", "accuracy"),)))
     table = Table("t", "t", ("Top-1",), rows, collapse=True)
     view = view_table(table, groups(run("a", 60.0)))
     assert [row.label for row in view.rows] == ["Run"]
-    assert view.footnotes[-1][1] == "Not run: Not yet."
+    assert [left_out.line for left_out in view.left_out] == ["Not run: Not yet."]
     assert [row.label for row in view_table(table, groups()).rows] == ["Run", "Not yet"]  # a table keeps its rows
 
 
@@ -327,8 +327,31 @@ def test_columns_that_were_not_run_collapse_too():
     view = view_table(table, groups(run("a", 60.0)))
     assert [column.name for column in view.columns] == ["Words", "Run", "In the paper"]
     assert [(row.label, len(row.cells)) for row in view.rows] == [("Same", 3), ("Run", 3)]
-    assert view.footnotes[-1][1] == "Not run: Same, words; the column Never."
+    assert [left_out.line for left_out in view.left_out] == ["Not run: Same, words; the column Never."]
     assert "|  | Words | Run | In the paper |" in "\n".join(_filled(view))
+
+
+def test_rows_with_fewer_numbers_than_asked_for_collapse_too():
+    one, other, open_ = Cell("a", "accuracy"), Cell("b", "accuracy"), Cell("c", "accuracy")
+    quoted = Cell("c", "accuracy", Paper(3.0))
+    rows = (
+        Row("Two", (one, other, None)),
+        Row("One", (open_, None, one)),
+        Row("With the paper's", (one, quoted, None)),
+        Row("None", (open_, open_, None)),
+    )
+    table = Table("t", "t", ("First", "Second", "Third"), rows, collapse=True, fewest=2)
+    view = view_table(table, groups(run("a", 60.0), run("b", 50.0)))
+    assert [row.label for row in view.rows] == ["Two", "With the paper's"]
+    assert [column.name for column in view.columns] == ["First", "Second"]  # the third has no number any more
+    assert [left_out.line for left_out in view.left_out] == ["Not run: None.", "Fewer than 2 numbers: One."]
+
+
+def test_long_lists_of_what_was_not_run_are_folded():
+    rows = tuple(Row(f"row {i}", (Cell("b", "accuracy"),)) for i in range(4))
+    table = Table("t", "t", ("Top-1",), (Row("Run", (Cell("a", "accuracy"),)), *rows), collapse=True)
+    text = "\n".join(_filled(view_table(table, groups(run("a", 60.0)))))
+    assert "<details><summary>Not run: 4 rows or columns</summary>\n- row 0\n- row 1" in text
 
 
 def test_reverse_passes_inside_blocks_are_no_forward_only_method():

@@ -70,7 +70,8 @@ class Table:
         best_in: Where the best cell is marked: in each row (methods side by side), in each column, or in the whole
             table (a grid of settings).
         decimals: Digits after the point.
-        collapse: Leave out rows and columns of which nothing was run, and list them in a footnote.
+        collapse: Leave out rows and columns of which nothing was run, and list them below.
+        fewest: With ``collapse``, leave out rows with fewer numbers than this too.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Table:
     decimals: int = 1
     note: str = ""
     collapse: bool = False
+    fewest: int = 1
 
 
 SUMMARY_COLUMNS: Final = ("Backprop", "Frozen trunk", "Pure FG", "Split-FG", "Beyond the paper")

@@ -77,6 +77,7 @@ class Experiment:
             ``method:SplitFGMethod.K`` the method must be a ``SplitFGMethod``.
         no_checkpoints: Patterns of presets that write no checkpoints: an interrupted run of these starts over.
         headlines: Its rows in the report's summary.
+        note: A sentence on all its tables, which the report prints once, below the title.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Experiment:
     earlier: tuple[tuple[str, Any], ...] = ()
     headlines: tuple[Headline, ...] = ()
     no_checkpoints: tuple[str, ...] = ()
+    note: str = ""
 
     def resumes(self, preset: Preset) -> bool:
         """Return whether an interrupted run of a preset resumes; otherwise it starts over."""

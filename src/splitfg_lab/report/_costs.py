@@ -26,6 +26,7 @@ _ALONE = (
 _NOT_ALONE = "Times are left out of runs that shared their machine or did not record that they had it alone."
 _SEVERAL = "The cost of each method that a run measured is in the tables."
 NOT_MEASURED = "–"
+_MOST_OPEN = 12
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ class CostTable:
     columns: tuple[str, ...]
     rows: tuple[CostRow, ...]
     note: str
+
+    @property
+    def is_long(self) -> bool:
+        """Whether pages fold it."""
+        return len(self.rows) > _MOST_OPEN
+
+    @property
+    def summary(self) -> str:
+        """A line for a page that folds it."""
+        return f"{len(self.rows)} rows: time, memory, JVPs and reverse passes per step"
 
 
 def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:

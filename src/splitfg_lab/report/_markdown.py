@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from splitfg_lab.experiments.spec import SUMMARY_COLUMNS
 from splitfg_lab.report._cell_view import CellView
@@ -60,6 +60,7 @@ def _overview(experiments: Sequence[ExperimentView]) -> str:
 def _experiment(view: ExperimentView) -> Iterator[str]:
     yield f"## {_escape(view.experiment.title)}"
     yield _escape(view.experiment.source)
+    yield _escape(view.experiment.note)
     for table in view.tables:
         yield from _results(table)
     if view.costs:
@@ -69,10 +70,14 @@ def _experiment(view: ExperimentView) -> Iterator[str]:
     if view.unfinished:
         yield f"Started and not finished: {', '.join(map(_escape, view.unfinished))}."
     if view.not_run:
-        count = f"{len(view.not_run)} of {len(view.experiment.presets)} presets not run yet"
-        yield f"<details><summary>{count}</summary>"
-        yield "\n".join(f"- {_escape(title)}" for title in view.not_run)
-        yield "</details>"
+        yield from _folded(f"{len(view.not_run)} of {len(view.experiment.presets)} presets not run yet", view.not_run)
+
+
+def _folded(summary: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield a list that is closed at first."""
+    yield f"<details><summary>{_escape(summary)}</summary>"
+    yield "\n".join(f"- {_escape(name)}" for name in names)
+    yield "</details>"
 
 
 def _costs(table: CostTable) -> Iterator[str]:
@@ -81,8 +86,11 @@ def _costs(table: CostTable) -> Iterator[str]:
         label = "<br>".join([_escape(row.label), *(f"† {_escape(change)}" for change in row.changes)])
         rows.append((label, *(_escape(cell.text) for cell in row.cells)))
     yield "### Cost"
+    if table.is_long:
+        yield f"<details><summary>{_escape(table.summary)}</summary>"
     yield _grid(("Preset", *table.columns), rows)
     yield _escape(table.note)
+    yield "</details>" if table.is_long else ""
 
 
 def _results(view: TableView) -> Iterator[str]:
@@ -103,6 +111,8 @@ def _filled(view: TableView) -> Iterator[str]:
     yield _grid(("", *(_escape(column.name) for column in view.columns)), rows)
     yield _escape(table.note)
     yield "\n".join(f"- {mark} {_escape(text)}" for mark, text in view.footnotes)
+    for left_out in view.left_out:
+        yield from _folded(left_out.summary, left_out.names) if left_out.summary else (_escape(left_out.line),)
     if view.provenance:
         yield f"Runs behind these numbers: {_escape(view.provenance.line)}."
 

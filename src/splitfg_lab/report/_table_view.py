@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from splitfg_lab.experiments.spec import Cell, Paired, Table
 from splitfg_lab.report._best import mark_best
 from splitfg_lab.report._cell_view import CellView, view_cell
+from splitfg_lab.report._collapse import DASH, ColumnView, LeftOut, RowView, collapse
 from splitfg_lab.report._groups import PresetRuns
 from splitfg_lab.report._numbers import signed
 from splitfg_lab.report._paired import PairedTest, holm, p_text, paired_test
@@ -18,37 +19,21 @@ PINNED = "Split-FG"
 
 
 @dataclass(frozen=True)
-class RowView:
-    """A labelled row of cells."""
-
-    label: str
-    cells: tuple[CellView, ...]
-
-
-@dataclass(frozen=True)
-class ColumnView:
-    """A column.
+class TableView:
+    """A table ready to print.
 
     Attributes:
-        name: Its heading.
-        numeric: Whether it holds measured numbers.
-        pinned: Whether the page keeps it in view while others scroll: the only column of Split-FG.
+        footnotes: Marks and texts.
+        provenance: Of its numbers; ``None`` if nothing of it was run.
+        left_out: Rows and columns of the table that are not among these.
     """
-
-    name: str
-    numeric: bool
-    pinned: bool = False
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table, its footnotes (mark and text) and the provenance of its numbers; ``None`` if nothing of it was run."""
 
     table: Table
     columns: tuple[ColumnView, ...]
     rows: tuple[RowView, ...]
     footnotes: tuple[tuple[str, str], ...]
     provenance: Provenance | None
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
@@ -58,40 +43,13 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     mark_best(rows, table)
     tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
-    columns, views, unrun = _collapsed(_columns(table), views) if table.collapse else (_columns(table), views, [])
+    columns, left_out = _columns(table), ()
+    if table.collapse:
+        columns, views, left_out = collapse(columns, views, table.fewest)
     footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
     if tests:
         footnotes.append(("p", _TESTED.format("1 test" if tests == 1 else f"{tests} tests")))
-    if unrun:
-        footnotes.append(("–", f"Not run: {'; '.join(unrun)}."))
-    return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)))
-
-
-def _collapsed(
-    columns: tuple[ColumnView, ...], rows: tuple[RowView, ...]
-) -> tuple[tuple[ColumnView, ...], tuple[RowView, ...], list[str]]:
-    """Leave out rows and columns of which nothing was run, and list them; a table without runs keeps all."""
-    kept = tuple(row for row in rows if not _is_unrun(row.cells))
-    if not kept:
-        return columns, rows, []
-    left = [j for j in range(len(columns)) if not _is_unrun([row.cells[j] for row in kept])]
-    unrun = [_row_name(row, rows) for row in rows if _is_unrun(row.cells)]
-    unrun += [f"the column {column.name}" for j, column in enumerate(columns) if j not in left]
-    shown = tuple(RowView(row.label, tuple(row.cells[j] for j in left)) for row in kept)
-    return tuple(columns[j] for j in left), shown, unrun
-
-
-def _row_name(row: RowView, rows: Sequence[RowView]) -> str:
-    """Return a row's label, with its first words where other rows have the same label."""
-    words = [cell.text for cell in row.cells if cell.state == "text"]
-    shared = sum(other.label == row.label for other in rows) > 1
-    return f"{row.label}, {words[0]}" if shared and words else row.label
-
-
-def _is_unrun(cells: Sequence[CellView]) -> bool:
-    """Return whether there are cells for runs, none of these was run, and the paper has none either."""
-    states = {cell.state for cell in cells} - {"text"}
-    return states == {"not run"} and not any(cell.variants or cell.paper for cell in cells)
+    return TableView(table, columns, views, tuple(footnotes), provenance(_runs_behind(table, groups)), left_out)
 
 
 def _columns(table: Table) -> tuple[ColumnView, ...]:
@@ -163,4 +121,4 @@ def _view(
         return view_cell(cell, table, groups, marks)
     if isinstance(cell, Paired):
         return CellView("not run", "not run")  # until the tests of the whole table are known
-    return CellView("–" if cell is None else cell, "text")
+    return CellView(DASH if cell is None else cell, "text")

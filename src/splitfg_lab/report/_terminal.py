@@ -14,9 +14,10 @@ from rich.text import Text
 
 from splitfg_lab.experiments.spec import SUMMARY_COLUMNS, Table
 from splitfg_lab.report._cell_view import CellView
+from splitfg_lab.report._collapse import ColumnView, RowView
 from splitfg_lab.report._costs import CostRow, CostTable
 from splitfg_lab.report._summary import SummaryRow
-from splitfg_lab.report._table_view import ColumnView, RowView, TableView
+from splitfg_lab.report._table_view import TableView
 from splitfg_lab.report._views import ExperimentView, ReportView
 
 _NO_LIMIT = 100_000
@@ -77,6 +78,8 @@ def _print_experiment(view: ExperimentView, console: Console) -> None:
     console.print(rule, width=min(console.width, _RULE_WIDTH))
     progress = f"{view.experiment.source}. {view.done} of {view.planned} runs done, {len(view.diverged)} diverged."
     console.print(Text(progress, style=_QUIET))
+    if view.experiment.note:
+        console.print(Text(view.experiment.note, style=_QUIET))
     for table in view.tables:
         _print_results(table, console)
     if view.costs:
@@ -111,7 +114,8 @@ def _print_filled(view: TableView, console: Console) -> None:
         console.print(wide)
     else:
         console.print(narrow if _widths(narrow, console).minimum <= console.width else _one_per_block(view))
-    for line in (view.table.note, *(f"{mark} {text}" for mark, text in view.footnotes)):
+    footnotes = (f"{mark} {text}" for mark, text in view.footnotes)
+    for line in (view.table.note, *footnotes, *(left_out.line for left_out in view.left_out)):
         if line:
             console.print(Text(line, style=_QUIET))
     if view.provenance:

@@ -13,6 +13,7 @@ from splitfg_lab.experiments.language._config import (
     UnigramMethod,
 )
 from splitfg_lab.experiments.language._figures import figures, headlines
+from splitfg_lab.experiments.language._paper_results import CORPUS
 from splitfg_lab.experiments.language._presets import presets
 from splitfg_lab.experiments.language._report_tables import tables
 from splitfg_lab.experiments.spec import Experiment
@@ -68,4 +69,5 @@ EXPERIMENT = Experiment(
         ("method.feedback.maps:MeanJacobianFeedback.limit", None),
     ),
     headlines=headlines(),
+    note=CORPUS,
 )

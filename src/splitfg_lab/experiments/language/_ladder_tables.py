@@ -67,12 +67,12 @@ _COLUMNS = (
 )
 
 
-def ladder_tables(corpus: str) -> tuple[Table, ...]:
+def ladder_tables() -> tuple[Table, ...]:
     """Return the ladder, its steps by rho and budget, other sizes of the trunk, and Adam's eps."""
-    return _ladder(corpus), _by_rho(corpus), _by_budget(corpus), _by_size(corpus), _by_eps(corpus)
+    return _ladder(), _by_rho(), _by_budget(), _by_size(), _by_eps()
 
 
-def _ladder(corpus: str) -> Table:
+def _ladder() -> Table:
     rows = [_row(label, tenth, full, waits) for label, tenth, full, waits in EARLIER]
     for name, found in RUNGS.items():
         label = f"{found.title}, rho = {found.rhos[0]:g}"
@@ -92,7 +92,7 @@ def _ladder(corpus: str) -> Table:
         " steps that take turns in one process. The critical path counts what must wait for what, for n blocks on as"
         " many devices: a forward pass through a block"
         " takes 1, with a tangent 2, a pull 2. JVPs are a mean over steps: some rows measure their maps at some steps"
-        f" only. {corpus}",
+        " only.",
         collapse=True,
     )
 
@@ -116,7 +116,7 @@ def _row(label: str, tenth: str, full: str | None, waits: str, *, every: int = 1
     )
 
 
-def _by_rho(corpus: str) -> Table:
+def _by_rho() -> Table:
     rhos = sorted({*ACTIVITY_RHOS, *(rho for found in RUNGS.values() for rho in found.rhos)})
     screened = {"split_fg-k4": {*rhos} - {0.06}, "activity-k8": {*ACTIVITY_RHOS}}
     rows = [
@@ -137,8 +137,8 @@ def _by_rho(corpus: str) -> Table:
     rows.append(Row("Backprop, AdamW", (*decayed, None, None, None)))
     columns = (*(f"rho = {rho:g}" for rho in rhos), "Line search", "Fast line search", "Line search by groups")
     title = "The ladder by trunk step scale, 10% budget: validation perplexity"
-    note = f"The fast line search begins at rho = 0.3 and has a calm of 100. {corpus}"
-    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=note, collapse=True)
+    note = "The fast line search begins at rho = 0.3 and has a calm of 100."
+    return Table("language-ladder-rho", title, columns, tuple(rows), "lower", "row", note=note, collapse=True, fewest=2)
 
 
 def _searched(name: str) -> tuple[Cell | None, ...]:
@@ -149,7 +149,7 @@ def _searched(name: str) -> tuple[Cell | None, ...]:
     )
 
 
-def _by_budget(corpus: str) -> Table:
+def _by_budget() -> Table:
     budgets = {"-3": "3%", "-10": "10%", "-30": "30%", "": "one epoch"}
     rows = [
         Row(
@@ -160,12 +160,10 @@ def _by_budget(corpus: str) -> Table:
         for rho in RUNGS[name].rhos
     ]
     title = "The ladder by budget: validation perplexity, each run annealed over its own budget"
-    return Table(
-        "language-ladder-budget", title, tuple(budgets.values()), tuple(rows), "lower", note=corpus, collapse=True
-    )
+    return Table("language-ladder-budget", title, tuple(budgets.values()), tuple(rows), "lower", collapse=True)
 
 
-def _by_size(corpus: str) -> Table:
+def _by_size() -> Table:
     rows = [Row("Frozen trunk", tuple(Cell(sized(size, "frozen"), "val_ppl") for size in SIZES))]
     rows += [
         Row(f"{RUNGS[name].title}, rho = {rho:g}", tuple(Cell(sized(size, name, rho), "val_ppl") for size in SIZES))
@@ -174,10 +172,10 @@ def _by_size(corpus: str) -> Table:
     ]
     columns = tuple(f"{title}, {steps:,} steps" for _, steps, title in SIZES.values())
     title = "The ladder for other trunks: validation perplexity"
-    return Table("language-ladder-size", title, columns, tuple(rows), "lower", note=corpus, collapse=True)
+    return Table("language-ladder-size", title, columns, tuple(rows), "lower", collapse=True)
 
 
-def _by_eps(corpus: str) -> Table:
+def _by_eps() -> Table:
     rows = [
         Row(title, (*(Cell(epsilon(name, eps), "val_ppl") for eps in EPSILONS), _best_eps(name)))
         for name, (title, *_) in CONTROLS.items()
@@ -191,7 +189,7 @@ def _by_eps(corpus: str) -> Table:
         "row",
         note="Joint clipping shrinks the head's gradient beside the trunk's noise; a large eps makes Adam's steps"
         " smaller where gradients are small. One epoch has the eps that is the best at the 10% budget, for learned"
-        f" feedback 1e-06. {corpus}",
+        " feedback 1e-06.",
         collapse=True,
     )
 

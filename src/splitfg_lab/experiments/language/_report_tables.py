@@ -13,7 +13,6 @@ from splitfg_lab.experiments.language._ladder_tables import ladder_tables
 from splitfg_lab.experiments.language._paper_results import (
     BIGRAM_PAPER,
     CORE_ROWS,
-    CORPUS,
     FROZEN_PAPER,
     K_PAPER,
     MAIN,
@@ -88,7 +87,7 @@ def tables() -> tuple[Table, ...]:
         light_table(),
         varied_table(),
         direct_table(),
-        *ladder_tables(CORPUS),
+        *ladder_tables(),
         table(
             "language-pure-fg",
             "Pure forward gradient, K = 4: learning rate, 10% budget",
