@@ -49,7 +49,13 @@ def page(experiment: Experiment) -> str:
         f"Run it with `splitfg run {experiment.name}`.",
     ]
     blocks += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
-    blocks += ["## Recorded tables", _LEGEND, _tables(experiment), *_figures(experiment)]
+    blocks += [
+        "## Recorded tables",
+        _LEGEND,
+        *filter(None, [experiment.note]),
+        _tables(experiment),
+        *_figures(experiment),
+    ]
     blocks += ["## Protocol", _protocol(experiment)]
     return "\n\n".join(blocks) + "\n"
 
@@ -83,7 +89,10 @@ def _figures(experiment: Experiment) -> list[str]:
     shown = [experiment, *_borrowed(experiment)]
     drawn = write_figures(Path("no-runs"), RESULTS, FIGURES, experiment.name, shown)
     titles = {figure.key: figure.title for figure in experiment.figures}
-    figures = [f"```{{figure}} /_static/figures/{path.name}\n{titles[path.stem]}\n```" for path in drawn]
+    figures = [
+        f"```{{figure}} /_static/figures/{path.name}\n:alt: {titles[path.stem]}\n\n{titles[path.stem]}\n```"
+        for path in drawn
+    ]
     return ["## Figures", *figures] if figures else []
 
 
