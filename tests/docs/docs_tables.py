@@ -31,7 +31,7 @@ FLAT_SEARCHED = {
     "Split-FG, K = 4": ("split_fg", best_top1("flat-split_fg", *(f"flat-k4-rho{r}" for r in FLAT_RHOS[1:]))),
     "Split-FG, K = 64": ("k64", best_top1(*(f"flat-k64-rho{r}" for r in FLAT_RHOS[:3]))),
     "Direct path": ("direct", best_top1(*(f"flat-direct-rho{r}" for r in FLAT_RHOS))),
-    "Learned feedback": ("learned", top1("flat-learned")),
+    "Learned feedback, measured by a second pass": ("learned", top1("flat-learned")),
     "Activity tangents, K = 8": ("activity", best_top1(*(f"flat-activity-rho{r}" for r in FLAT_RHOS))),
 }
 """The line search on the flat head: preset and the best step scale."""
