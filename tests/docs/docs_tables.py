@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from statistics import fmean
 
-from docs_networks import best_top1, mean_top1, ppl, searched, seeds, top1
-from docs_records import Value, by_seed, paper, recorded, runs_of
+from docs_networks import MAPS, best_top1, mean_top1, ppl, searched, seeds, top1
+from docs_records import Value, by_seed, paper, recorded, reports, runs_of
 
 from splitfg_lab.experiments.language._ladder import EPSILONS, epsilon
 
@@ -76,6 +76,16 @@ _CIFAR, _GPT = partial(_means, "images"), partial(_means, "language")
 _ours = partial(_means, counts=2, quoted=False)
 
 
+def _budgets(preset: str) -> tuple[Value, ...]:
+    """Perplexities of all seeds after 3%, 10% and 100% of an epoch, as far as they were run."""
+    return tuple(v for budget in ("-3", "-10", "") for v in seeds(f"{preset}{budget}", _count_of(f"{preset}{budget}")))
+
+
+def _count_of(preset: str) -> int:
+    """Seeds of a language preset; 0 for a budget that it does not have."""
+    return len({run.seed for run in reports("language") if run.preset == preset})
+
+
 def _memory(variant: str, paper: float) -> tuple[Value, ...]:
     return (lambda: recorded("language_cost", "eager-memory", f"mib/{variant}"), paper)
 
@@ -143,11 +153,42 @@ TABLES: dict[str, tuple[dict[str, tuple[Value, ...]], ...]] = {
             "Backprop, rho = 0.3": tuple(seeds(epsilon("backprop", eps), 1)[0] for eps in EPSILONS),
         },
         {
+            "Maps, one pull": _budgets("pull-maps-rho0.1"),
+            "Maps, two pulls": _budgets("pull2-maps-rho0.1"),
+            "Maps, four pulls": _budgets("pull4-maps-rho0.1"),
+            "One pull of whole transformer blocks": _budgets("pull-maps-blocks-rho0.1"),
+            "the same, maps along attention": _budgets("pull-attention-blocks-rho0.1"),
+            "the same, maps three times faster": _budgets("pull-fastmaps-blocks-rho0.1"),
+            "Two pulls of whole transformer blocks": _budgets("pull2-maps-blocks-rho0.1"),
+            "Learned feedback, layers measured alone": _budgets("learned-layers-rho0.3"),
+            "Learned feedback, measured by a second pass": _budgets("learned-rho0.3"),
+            "the same, at every fourth step only": _budgets("learned-every4-rho0.3"),
+            "Backprop at eps 1e-6": _budgets("tuned-rho0.3"),
+        },
+        {
             "Learned feedback": searched("learned", 2),
             "Maps to the writers": searched("maps"),
             "Backprop": searched("tuned", 2),
             "Split-FG, K = 4": searched("split_fg-k4"),
             "Maps, one pull": searched("pull-maps", 3),
+        },
+        {
+            "Maps to the writers": (*seeds("maps-rho0.03-10", 3), *(ppl(f"{name}-rho0.03-10") for name in MAPS)),
+            "Maps, one pull": (
+                *seeds("pull-maps-rho0.1-10", 3),
+                ppl("pull-annealed-rho0.1-10"),
+                ppl("pull-gated-rho0.1-10"),
+            ),
+            "Maps, two pulls": (*seeds("pull2-maps-rho0.1-10", 3), ppl("pull2-maps-every4-rho0.1-10")),
+        },
+        {
+            "Noise of the same size in place of r": (ppl("noise-rho0.03-10"),),
+            "Frozen trunk": (ppl("frozen-10"),),
+            "Random maps, reverse mode inside blocks": (ppl("own-random-rho0.03-10"),),
+            "Activity tangents, K = 8, one score for a whole sequence": (ppl("activity-k8-rho0.01-10"),),
+            "Random maps": (ppl("dfa-rho0.03-10"),),
+            "GrAPE's aligned feedback, a step of backprop at every tenth": (ppl("grape-anchor10-rho0.03-10"),),
+            "GrAPE's aligned feedback, no backprop": (ppl("grape-rho0.03-10"),),
         },
     ),
 }
