@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import fmean, stdev
@@ -84,6 +85,18 @@ FAST_SEARCHED = ("split_fg-k4", "pull-maps", "learned", "tuned")
 def searched(name: str, seeds_run: int = 1) -> tuple[Value, ...]:
     """Perplexities with a line search, then with the best step scale and the same seeds."""
     return (*seeds(f"{name}-adaptive-10", seeds_run), *seeds(f"{name}-rho{BEST_RHOS[name]}-10", seeds_run))
+
+
+def scales_run(name: str) -> float:
+    """How many step scales of a method were run at the 10% budget, with the eps of the method's best run."""
+    best = {"split_fg-k4": 1e-8, "maps": 1e-5}.get(name, 1e-6)
+    found = [r for r in reports("language") if re.fullmatch(rf"{name}-rho[\d.]+-10", r.preset)]
+    return len({r.config["rho"] for r in found if r.config["optimizer"]["eps"] == best})
+
+
+def pull_search_behind() -> float:
+    """How far the line search of one pull is behind the best step scale, in percent."""
+    return 100 * (mean_ppl("pull-maps-adaptive-10") / mean_ppl("pull-maps-rho0.1-10") - 1)
 
 
 def behind_grid(name: str, search: str = "adaptive") -> Value:

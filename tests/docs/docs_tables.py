@@ -5,8 +5,20 @@ from __future__ import annotations
 from functools import partial
 from statistics import fmean
 
-from docs_networks import MAPS, best_top1, mean_top1, ppl, searched, seeds, top1
+from docs_networks import (
+    MAPS,
+    best_top1,
+    mean_top1,
+    ppl,
+    pull_search_behind,
+    scales_run,
+    searched,
+    seeds,
+    spread,
+    top1,
+)
 from docs_records import Value, by_seed, paper, recorded, reports, runs_of
+from docs_tabular import searches_at_least_as_good, step_result
 
 from splitfg_lab.experiments.language._ladder import EPSILONS, epsilon
 
@@ -76,6 +88,28 @@ _CIFAR, _GPT = partial(_means, "images"), partial(_means, "language")
 _ours = partial(_means, counts=2, quoted=False)
 
 
+def _searched_means(name: str, seeds_run: int) -> tuple[Value, ...]:
+    """Means over the seeds of the line search, for it and for the best step scale, then the seeds and the scales."""
+    found = searched(name, seeds_run)
+    halves = found[:seeds_run], found[seeds_run:]
+    return (*(partial(_fmean, half) for half in halves), seeds_run, partial(scales_run, name))
+
+
+def _fmean(values: tuple[Value, ...]) -> float:
+    return fmean(value() if callable(value) else value for value in values)
+
+
+def _flat_best(name: str) -> tuple[Value, ...]:
+    """Accuracies of the default line search and of the best step scale on the flat head, seed 0."""
+    (best,) = (best for preset, best in FLAT_SEARCHED.values() if preset == name)
+    return (top1(f"flat-{name}-adaptive"), best)
+
+
+def _activity_behind() -> float:
+    ours, best = _flat_best("activity")
+    return best() - ours()  # type: ignore[operator]
+
+
 def _budgets(preset: str) -> tuple[Value, ...]:
     """Perplexities of all seeds after 3%, 10% and 100% of an epoch, as far as they were run."""
     return tuple(v for budget in ("-3", "-10", "") for v in seeds(f"{preset}{budget}", _count_of(f"{preset}{budget}")))
@@ -126,6 +160,10 @@ TABLES: dict[str, tuple[dict[str, tuple[Value, ...]], ...]] = {
                 5,
             ),
             "on a whole ResNet-20, 60 epochs": _ours("images", "cifar10-learned", "cifar10-backprop"),
+            "on a whole ResNet-20, 6,000 steps": (
+                *_ours("images", "resnet20-learned-layers", "resnet20-backprop"),
+                partial(_mean, "images", "resnet20-learned", "accuracy"),
+            ),
             "on a whole ResNet-18, CIFAR-100": _ours("images", "cifar100-learned", "cifar100-backprop"),
             "on the GPT, a tenth of an epoch (perplexity)": _ours(
                 "language", "learned-layers-rho0.3-10", "tuned-rho0.3-10"
@@ -139,6 +177,24 @@ TABLES: dict[str, tuple[dict[str, tuple[Value, ...]], ...]] = {
             ),
             "One pull of whole blocks does": _ours("language", "pull-fastmaps-blocks-rho0.1", "tuned-rho0.3"),
             "Two pulls along skips train a whole ResNet-20": _ours("images", "cifar10-skips2", "cifar10-backprop"),
+        },
+        {
+            "on four tables, three methods: Otto, Split-FG": (
+                *step_result("otto", "split_fg", "adaptive", "grid"),
+                5,
+                5,
+                searches_at_least_as_good,
+                12,
+            ),
+            "on the GPT, learned feedback (perplexity)": _searched_means("learned", 2),
+            "on the GPT, backprop (perplexity)": _searched_means("tuned", 2),
+            "on the GPT, Split-FG, K = 4 (perplexity)": (*_searched_means("split_fg-k4", 1), 1),
+            "on the GPT, maps to the writers (perplexity)": _searched_means("maps", 1),
+            "on the GPT, one pull (perplexity)": (*_searched_means("pull-maps", 3), pull_search_behind),
+            "on the flat head, learned feedback": (*_flat_best("learned"), 1, 1, lambda: spread("flat-learned")),
+            "on the flat head, direct path": (*_flat_best("direct"), 1, 4, 32, 32),
+            "on the flat head, Split-FG, K = 4": (*_flat_best("split_fg"), 1, 4, lambda: spread("flat-split_fg")),
+            "on the flat head, activity tangents, K = 8": (*_flat_best("activity"), 1, 4, _activity_behind),
         },
     ),
     "docs/notes/images.md": (
