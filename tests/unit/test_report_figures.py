@@ -70,6 +70,27 @@ class TestCurves:
         groups = group_runs(experiment(), [run("a", 0, points(4.0, 1.0, 1.0)), run("a", 1, points(8.0, 3.0))])
         assert curve_drawing(CURVES, groups).series[0].x == (0.0, 10.0)
 
+    def test_curves_over_another_one_are_divided_at_the_steps_of_both(self):
+        figure = dataclasses.replace(CURVES, over="b")
+        runs = [run("a", 0, points(8.0, 6.0, 5.0)), run("a", 1, points(4.0, 2.0, 5.0)), run("b", 0, points(3.0, 2.0))]
+        first, second = curve_drawing(figure, group_runs(experiment(), runs)).series
+        assert (first.x, first.y) == ((0.0, 10.0), (2.0, 2.0))
+        assert first.spread == pytest.approx((math.sqrt(8) / 3, math.sqrt(8) / 2))
+        assert second.y == (1.0, 1.0)
+        assert curve_drawing(figure, group_runs(experiment(), runs[:2])).series == ()
+
+    def test_curves_over_time_are_not_divided(self):
+        with pytest.raises(ValueError, match="leave out times"):
+            dataclasses.replace(CURVES, over="b", x="wall_s")
+
+    @pytest.mark.parametrize(("title", "end"), [("Learning, 10% budget", ""), ("Learning", ", 10% budget")])
+    def test_the_legend_leaves_out_last_words_that_the_title_has(self, title, end):
+        figure = dataclasses.replace(CURVES, title=title)
+        runs = [run(name, 0, points(2.0, 1.0)) for name in "ab"]
+        svg = draw(figure, *runs, titles="K = {}, rho = 1, 10% budget").svg
+        assert svg is not None
+        assert {f"K = {name}, rho = 1{end}" for name in "ab"} <= set(texts(svg))
+
     def test_wall_time_is_averaged_too(self):
         slow = [point | {"wall_s": point["wall_s"] * 3} for point in points(1.0, 1.0)]
         groups = group_runs(experiment(), [run("a", 0, points(1.0, 1.0)), run("a", 1, slow)])
@@ -157,6 +178,20 @@ class TestSweep:
         (line,) = sweep_drawing(halved, experiment(), group_runs(experiment(), runs)).series
         assert (line.x, line.y) == ((8,), (3.0,))
         assert draw(halved, *runs).svg
+
+    def test_values_beyond_the_end_of_the_axis_are_printed_above_it(self):
+        figure = dataclasses.replace(SWEEP, most=3.0)
+        svg = draw(figure, *(run(name, metrics={"loss": x}) for name, x in (("a", 1.0), ("b", 2.0), ("c", 9.25)))).svg
+        assert svg is not None
+        assert "↑ 9.25" in texts(svg)
+        assert "8" not in texts(svg)
+
+    def test_a_line_counts_its_points_that_were_not_run(self):
+        figure = dataclasses.replace(
+            SWEEP, labels=("first", "second"), lines=(("a", "b"), ("c",)), over=("a", "b", "c")
+        )
+        assert draw(figure, run("a"), run("c")).notes == ("first: 1 of 2 points run.",)
+        assert "second: none of 1 points run." in draw(figure, run("a")).notes
 
     def test_presets_that_share_a_position_are_all_drawn(self):
         figure = dataclasses.replace(SWEEP, field="K")

@@ -19,6 +19,7 @@ class Curves:
         y_label: Words for the metric; the report has defaults for common metrics.
         step_ms: Presets, each with the cell (usually of another experiment) that holds the milliseconds of its step.
             If given, the x axis is time: steps times these. A report leaves out presets whose step was not timed.
+        over: The preset whose mean curve divides those of all presets at the same steps; empty for none.
     """
 
     key: str
@@ -31,10 +32,13 @@ class Curves:
     references: tuple[tuple[str, float], ...] = ()
     y_label: str = ""
     step_ms: tuple[tuple[str, Cell], ...] = ()
+    over: str = ""
 
     def __post_init__(self) -> None:
         if self.step_ms and self.x != "step":
             raise ValueError(f"figure {self.key}: step times scale the axis of steps; leave out x={self.x!r}")
+        if self.over and (self.step_ms or self.x != "step"):
+            raise ValueError(f"figure {self.key}: curves are divided at the same steps; leave out times")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Sweep:
     Attributes:
         lines: Presets of every line, where several share one metric; ``presets`` then lists all of them.
         over: Presets whose values divide those of the lines at the same value of the field.
+        most: Where the y axis ends; larger values are printed above it. ``None`` for the largest value.
     """
 
     key: str
@@ -60,6 +65,7 @@ class Sweep:
     labels: tuple[str, ...] = ()
     lines: tuple[tuple[str, ...], ...] = ()
     over: tuple[str, ...] = ()
+    most: float | None = None
 
 
 @dataclass(frozen=True)

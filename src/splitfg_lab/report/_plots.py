@@ -32,6 +32,8 @@ def plot(canvas: Canvas, figure: Curves | Sweep, drawing: Drawing) -> None:
     axes = canvas.add_subplot()
     _scale(axes, figure, drawing)
     _legend(canvas, _draw(axes, figure, drawing))
+    if isinstance(figure, Sweep) and figure.most is not None:
+        _end_at(axes, figure.most, drawing)
 
 
 def visible_references(figure: Curves | Sweep) -> tuple[tuple[str, float], ...]:
@@ -58,6 +60,20 @@ def _scale(axes: Axes, figure: Curves | Sweep, drawing: Drawing) -> None:
             axes.set_xticks(sorted(set(xs)))
 
 
+def _end_at(axes: Axes, most: float, drawing: Drawing) -> None:
+    """End the y axis at a value, and print larger ones above it."""
+    beyond: dict[float, list[float]] = {}
+    for series in drawing.series:
+        for x, y in zip(series.x, series.y, strict=True):
+            if y > most:
+                beyond.setdefault(x, []).append(y)
+    if beyond:
+        axes.set_ylim(top=most)
+    for x, values in beyond.items():
+        text = f"↑ {', '.join(f'{value:.3g}' for value in sorted(values))}"
+        axes.annotate(text, (x, most), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", color=QUIET)
+
+
 def _tick_axis(axis: XAxis | YAxis, values: list[float]) -> None:
     """Label ticks with plain numbers; on a logarithmic axis several of them, however short the range."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -73,10 +89,11 @@ def _tick(value: float) -> str:
 
 
 def _draw(axes: Axes, figure: Curves | Sweep, drawing: Drawing) -> list[tuple[Line2D, str]]:
-    """Draw every series and reference; return the legend's entries, without words that all labels begin with."""
-    looks, shared = _looks(drawing), len(_shared_start([s.label for s in drawing.series if s.label]))
+    """Draw every series and reference; return the legend's entries, without words that all labels share."""
+    looks, labels = _looks(drawing), [series.label for series in drawing.series if series.label]
+    start, end = _shared_start(labels), _shared_end(labels, figure.title)
     entries = [
-        (_DRAW[series.style](axes, series, dict(looks[series.index])), series.label[shared:])
+        (_DRAW[series.style](axes, series, dict(looks[series.index])), series.label[len(start) :].removesuffix(end))
         for series in drawing.series
     ]
     for index, (label, value) in enumerate(visible_references(figure)):
@@ -92,6 +109,19 @@ def _shared_start(labels: Sequence[str]) -> str:
     """Return the words up to ``: `` that several labels have in common (``CIFAR-10: ``); empty if none."""
     starts = {label[: label.rfind(": ") + 2] if ": " in label else "" for label in labels}
     return starts.pop() if len(labels) > 1 and len(starts) == 1 else ""
+
+
+def _shared_end(labels: Sequence[str], title: str) -> str:
+    """Return the last words that several labels and the title have in common (``, 10% budget``); empty if none."""
+    parts = [label.split(", ") for label in labels]
+    end = ""
+    while len(parts) > 1 and min(map(len, parts)) > 1 and len({last[-1] for last in parts}) == 1:
+        word = parts[0][-1]
+        if word not in title:
+            break
+        end = f", {word}{end}"
+        parts = [part[:-1] for part in parts]
+    return end
 
 
 def _looks(drawing: Drawing) -> dict[int, dict[str, Any]]:

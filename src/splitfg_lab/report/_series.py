@@ -62,11 +62,14 @@ def curve_drawing(figure: Curves, groups: Mapping[str, PresetRuns]) -> Drawing:
     series: list[Series] = []
     notes: list[str] = []
     times = step_times(figure, groups)
+    divisor = _divisor(figure, groups)
     for index, name in enumerate(figure.presets):
         method = method_of(groups[name].preset.config)
         lines = [dataclasses.replace(line, method=method) for line in _preset_curves(index, figure, groups[name])]
         if figure.step_ms:
             lines = [_in_seconds(line, times[name]) for line in lines if name in times]
+        if figure.over:
+            lines = _over(lines, divisor)
         series += lines
         notes += _curve_notes(groups[name], drawn=bool(lines), timed=name in times or not figure.step_ms)
     return Drawing(tuple(series), tuple(notes))
@@ -104,13 +107,24 @@ def _ratio_drawing(figure: Sweep, groups: Mapping[str, PresetRuns]) -> Drawing:
         return {x: mean for x, mean in found.items() if mean is not None}
 
     below, series = means(figure.over), []
-    for index, (label, names) in enumerate(zip(figure.labels, figure.lines, strict=True)):
+    for index, (label, names) in enumerate(_named_lines(figure)):
         points = {x: mean / below[x] for x, mean in means(names).items() if x in below}
         method = _shared_method([groups[name].preset for name in names])
         line = Series(index, label, tuple(points), tuple(points.values()), style="points", method=method)
         series += [line] if points else []
-    notes = [note for name in figure.presets for note in _sweep_notes(groups[name])]
+    notes = _unrun_notes(figure, groups)
+    notes += [note for name in figure.presets if groups[name].runs for note in _sweep_notes(groups[name])]
     return Drawing(tuple(series), tuple(notes))
+
+
+def _unrun_notes(figure: Sweep, groups: Mapping[str, PresetRuns]) -> list[str]:
+    """Return a note for every line of which something was not run."""
+    counts = [(label, sum(bool(groups[n].runs) for n in names), len(names)) for label, names in _named_lines(figure)]
+    return [f"{label}: {run or 'none'} of {planned} points run." for label, run, planned in counts if run < planned]
+
+
+def _named_lines(figure: Sweep) -> list[tuple[str, tuple[str, ...]]]:
+    return list(zip(figure.labels, figure.lines, strict=True))
 
 
 def _shared_method(presets: Sequence[Preset]) -> str:
@@ -162,6 +176,24 @@ def _preset_curves(index: int, figure: Curves, group: PresetRuns) -> list[Series
     if lines and lines[0].style == "diverged":
         lines[0] = dataclasses.replace(lines[0], label=f"{title} (diverged)")
     return lines
+
+
+def _divisor(figure: Curves, groups: Mapping[str, PresetRuns]) -> dict[float, float]:
+    """Return the mean curve that divides the others, by step; empty if there is none."""
+    lines = _preset_curves(0, figure, groups[figure.over]) if figure.over else []
+    return {x: y for line in lines if line.style == "curve" for x, y in zip(line.x, line.y, strict=True)}
+
+
+def _over(lines: Sequence[Series], divisor: Mapping[float, float]) -> list[Series]:
+    """Return lines divided by another at the steps that both have."""
+    divided = []
+    for line in lines:
+        keep = [x in divisor for x in line.x]
+        x, y, spread = (tuple(compress(column, keep)) for column in (line.x, line.y, line.spread))
+        below = [divisor[step] for step in x]
+        y, spread = (tuple(a / b for a, b in zip(column, below, strict=False)) for column in (y, spread))
+        divided += [dataclasses.replace(line, x=x, y=y, spread=spread)] if x else []
+    return divided
 
 
 def _in_seconds(line: Series, ms: float) -> Series:

@@ -21,10 +21,6 @@ _TRAINED = ("backprop", "learned", "pure_fg", "es", "forward_forward", "predicti
 def figures() -> tuple[Figure, ...]:
     """Return all figures: accuracy over training and by tangents, confusion matrices, and filters."""
     curves = (_accuracy_curves(CIFAR10), _time_curves(), _accuracy_curves(CIFAR100))
-    moved = tuple(
-        Curves(f"images-moved-{s.dataset}", f"{s.label}: how far the trunk moves", _tangents(s), "trunk_moved")
-        for s in SETTINGS
-    )
     sweeps = tuple(
         Sweep(
             f"images-tangents-{s.dataset}",
@@ -38,7 +34,7 @@ def figures() -> tuple[Figure, ...]:
         )
         for s in SETTINGS
     )
-    return (*curves, _ablation_curves(), _whole_curves(), *moved, *sweeps, *_pictures())
+    return (*curves, _ablation_curves(), _whole_curves(), *sweeps, *_pictures())
 
 
 def _accuracy_curves(setting: ImageSetting) -> Curves:

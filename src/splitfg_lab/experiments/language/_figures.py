@@ -28,10 +28,16 @@ def figures() -> tuple[Curves | Sweep, ...]:
             references=paper,
             step_ms=_step_times(),
         ),
-        Curves("language-k-tuned-steps", "Tangent count at rho = 0.1, 10% budget", tuned, "val_ppl", log_y=True),
+        Curves(
+            "language-k-tuned-steps",
+            "Tangent count at rho = 0.1, 10% budget: over training",
+            tuned,
+            "val_ppl",
+            log_y=True,
+        ),
         Sweep(
             "language-k-tuned",
-            "Tangent count at rho = 0.1, 10% budget",
+            "Tangent count at rho = 0.1, 10% budget: at the end",
             tuned,
             "method.K",
             ("val_ppl",),

@@ -203,7 +203,15 @@ def ladder_figures() -> tuple[Curves | Sweep, ...]:
     names = ("maps", "own-maps", "pull-identity", "pull-maps", "pull2-maps", "learned", "tuned")
     shown = ("frozen-10", "split_fg-k4-rho0.1-10", "direct-rho0.03-10", *(rung(name) for name in names))
     return (
-        Curves("language-ladder", "The ladder to backprop, 10% budget", shown, "val_ppl", log_y=True),
+        Curves(
+            "language-ladder",
+            "The ladder to backprop, 10% budget: perplexity over tuned backprop's at the same step",
+            shown,
+            "val_ppl",
+            log_y=True,
+            y_label="perplexity / backprop's",
+            over=rung("tuned"),
+        ),
         _gap_by_budget(),
     )
 
@@ -218,9 +226,10 @@ def _gap_by_budget() -> Sweep:
         tuple(name for line in lines for name in line),
         "steps",
         ("val_ppl",),
-        "validation perplexity over tuned backprop's",
+        "perplexity / backprop's",
         x_label="training steps",
         labels=tuple(f"{RUNGS[name].title}, rho = {RUNGS[name].rhos[0]:g}" for name in names),
         lines=lines,
         over=backprop,
+        most=3.0,
     )
