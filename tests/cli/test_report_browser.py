@@ -237,11 +237,13 @@ def test_wide_tables_scroll_inside_their_own_box(open_tab: OpenTab):
     tab.js(f"{box}.scrollLeft = 300")
     label = tab.js("document.querySelector('#tabular-main tbody th').getBoundingClientRect().left")
     assert 0 <= label <= 40, "the row's label stays in sight"
+    pinned = "[...document.querySelectorAll('.pinned')].map(e => getComputedStyle(e).position)"
+    assert "sticky" not in tab.js(pinned), "no other column covers what scrolls"
 
 
-@pytest.mark.parametrize("size", [PHONE, (800, 900), DESKTOP], ids=["phone", "tablet", "desktop"])
+@pytest.mark.parametrize("size", [(800, 900), DESKTOP], ids=["tablet", "desktop"])
 @pytest.mark.parametrize("scrolled", [0, 100, 5000])
-def test_the_column_of_split_fg_is_always_in_sight(open_tab: OpenTab, size: tuple[int, int], scrolled: int):
+def test_the_column_of_split_fg_is_in_sight_except_on_phones(open_tab: OpenTab, size: tuple[int, int], scrolled: int):
     tab = open_tab(size=size)
     tab.js(f"document.querySelector('#tabular-main .scroll').scrollLeft = {scrolled}")
     box, column = (
