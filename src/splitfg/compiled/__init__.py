@@ -11,8 +11,9 @@ from splitfg.compiled._parts import (
     with_compiled_trunk,
 )
 from splitfg.compiled._pulls import CompiledPuller
-from splitfg.compiled._recorder import Compile, CompiledRecorder, traced_or_none
+from splitfg.compiled._recorder import Compile, CompiledRecorder
 from splitfg.compiled._responses import CompiledResponder, Responder
+from splitfg.compiled._traces import PassTraces
 
 __all__ = [
     "Compile",
@@ -22,8 +23,8 @@ __all__ = [
     "CompiledRecorder",
     "CompiledResponder",
     "CompiledTrunk",
+    "PassTraces",
     "Responder",
-    "traced_or_none",
     "whole",
     "with_compiled_head",
     "with_compiled_tangents",

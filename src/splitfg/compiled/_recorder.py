@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
+from splitfg.compiled._traces import PassTraces, tensors_of, with_tensors
 from splitfg.sites import Recording, TapPoints, record, record_run
 from splitfg.splitting import Split
 from splitfg.tangents import row_noise
@@ -22,15 +21,14 @@ from splitfg.types import Inputs, Params
 Compile: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """From a function to its compiled twin."""
 
-T = TypeVar("T")
-
 
 class CompiledRecorder:
     """A :class:`~splitfg.sites.Recorder` that runs the trunk in compiled code.
 
     A compiler does not follow temporary hooks, so the pass is first traced to its operators, once for every shape of
     inputs. Parameters, inputs and noise are arguments of the compiled function; other values that the trunk reads are
-    constants of the trace. Runs a trunk that cannot be traced in eager code, with a warning.
+    constants of the trace, which is made anew if an attribute changes, and not if Python reads another number from a
+    buffer. Runs a trunk that draws random numbers, or cannot be traced, in eager code; the latter with a warning.
 
     Args:
         compile_: Compiles a function.
@@ -38,51 +36,14 @@ class CompiledRecorder:
 
     def __init__(self, compile_: Compile) -> None:
         self._compile = compile_
-        self._passes: dict[Hashable, tuple[_Pass | None, tuple[Tensor, ...]]] = {}
+        self._passes = PassTraces[_Pass]()
 
     def __call__(self, split: Split, x: Inputs, points: TapPoints, generator: torch.Generator | None) -> Recording:
         """Record one pass; the noise is the same as in eager code."""
-        key, held = (points, *pass_facts(split, x)), tuple(split.trunk.buffers())
-        if key not in self._passes:
-            self._passes[key] = traced_or_none(partial(_trace, split, x, points, self._compile)), held
-        traced, _ = self._passes[key]
+        traced = self._passes.get(split, x, points, partial(_trace, split, x, points, self._compile))
         if traced is None:
             return record(split, x, points, generator)
         return traced(split.all_trunk_params(), tensors_of(x), generator)
-
-
-def pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
-    """Return what a trace of the trunk depends on, beside the values of parameters and inputs.
-
-    Keep the trunk's buffers with the trace: they are told apart by identity.
-    """
-    leaves, structure = pytree.tree_flatten(x)
-    facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    dtypes = tuple(p.dtype for p in split.all_trunk_params().values())
-    return split.training_flags(), structure, facts, dtypes, tuple(map(id, split.trunk.buffers()))
-
-
-def tensors_of(x: Inputs) -> list[Tensor]:
-    """Return the tensors of inputs, in order."""
-    return [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
-
-
-def with_tensors(x: Inputs, tensors: Sequence[Tensor]) -> Inputs:
-    """Return inputs with other tensors."""
-    leaves, structure = pytree.tree_flatten(x)
-    left = iter(tensors)
-    filled: Inputs = pytree.tree_unflatten([next(left) if isinstance(v, Tensor) else v for v in leaves], structure)
-    return filled
-
-
-def traced_or_none(trace: Callable[[], T]) -> T | None:
-    """Return the trace of a trunk, or warn and return ``None`` if the trunk cannot be traced."""
-    try:
-        return trace()
-    except RuntimeError as error:
-        words = "the trunk cannot be traced for compiling, and runs in eager code"
-        warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=3)
-        return None
 
 
 @dataclass(frozen=True)

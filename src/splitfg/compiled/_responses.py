@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from splitfg.compiled._recorder import Compile, pass_facts, tensors_of, traced_or_none, with_tensors
+from splitfg.compiled._recorder import Compile
+from splitfg.compiled._traces import PassTraces, tensors_of, with_tensors
 from splitfg.engines import ForwardMode, forward_jvps
 from splitfg.sites import shifted
 from splitfg.splitting import Split
@@ -36,8 +37,9 @@ class Responder(Protocol):
 class CompiledResponder:
     """A :class:`Responder` that runs forward mode in compiled code.
 
-    A compiler does not follow temporary hooks, so the pass is first traced to its operators, once for every shape of
-    inputs and noise. Runs a trunk that cannot be traced in eager code, with a warning.
+    As in :class:`CompiledRecorder`, the pass is first traced to its operators, once for every shape of inputs and
+    noise; values that are neither parameters nor inputs are constants of the trace. Runs a trunk that draws random
+    numbers, or cannot be traced, in eager code; the latter with a warning.
 
     Args:
         engine: Pushes tangents where the trunk cannot be traced.
@@ -46,15 +48,12 @@ class CompiledResponder:
 
     def __init__(self, engine: ForwardMode, compile_: Compile) -> None:
         self._engine, self._compile = engine, compile_
-        self._passes: dict[Hashable, tuple[_Run | None, tuple[Tensor, ...]]] = {}
+        self._passes = PassTraces[_Run]()
 
     def __call__(self, split: Split, x: Inputs, noise: Params, top: str | None) -> Tensor:
         """Return the responses; see :class:`Responder`."""
         shapes = tuple((name, e.shape, e.dtype) for name, e in noise.items())
-        key, held = (top, shapes, *pass_facts(split, x)), tuple(split.trunk.buffers())
-        if key not in self._passes:
-            self._passes[key] = traced_or_none(partial(_trace, split, x, noise, top, self._compile)), held
-        run, _ = self._passes[key]
+        run = self._passes.get(split, x, (top, shapes), partial(_trace, split, x, noise, top, self._compile))
         if run is None:
             f = shifted(split.trunk, partial(split.trunk_function(x), {}), noise, top)
             return self._engine(f, _still(noise), noise)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.compiled import Compile, CompiledHalves, traced_or_none
+from splitfg.compiled import Compile, CompiledHalves, PassTraces
 from splitfg.feedback import Noise
 from splitfg.sites import Tape, TapedTrunk, hollow
 from splitfg.splitting import Split
@@ -72,7 +72,7 @@ class CompiledFeedback:
 
     def __init__(self, compile_: Compile) -> None:
         self._compile = compile_
-        self._traces: dict[Hashable, _Trace | None] = {}
+        self._traces = PassTraces[_Trace]()
 
     def __call__(self, feedback: LearnedFeedback, split: Split, x: Inputs, share: Share) -> FeedbackRun:
         """Begin a step."""
@@ -80,10 +80,7 @@ class CompiledFeedback:
         if share.inputs is not None or isinstance(split.trunk, TapedTrunk) or traits.random or traits.stateful:
             return EagerRun(feedback, split, x, share)
         feedback.route.to(next(split.trunk.parameters()).device)
-        key = (feedback.route.due, _key(split, x))
-        if key not in self._traces:
-            self._traces[key] = traced_or_none(partial(_trace, feedback, split, x, self._compile))
-        trace = self._traces[key]
+        trace = self._traces.get(split, x, feedback.route.due, partial(_trace, feedback, split, x, self._compile))
         return EagerRun(feedback, split, x, share) if trace is None else _CompiledRun(trace, feedback, split, x)
 
 
@@ -142,10 +139,3 @@ def _early(split: Split, x: Inputs) -> list[Tensor]:
 
 def _sorted(maps: Mapping[str, Tensor]) -> list[Tensor]:
     return [maps[name] for name in sorted(maps)]
-
-
-def _key(split: Split, x: Inputs) -> Hashable:
-    """Everything but the values of tensors that a trace depends on."""
-    leaves, structure = pytree.tree_flatten(x)
-    facts = tuple((t.shape, t.dtype) if isinstance(t, Tensor) else t for t in (*leaves, *_early(split, x)))
-    return split.training_flags(), structure, facts, tuple(split.trunk_params())

@@ -65,6 +65,9 @@ class CapturedLearner:
     run without a graph, with a warning. They are compiled, with the masks of eager code, for :class:`~splitfg.SplitFG`
     and :class:`~splitfg.ForwardGradient` with forward mode and :class:`~splitfg.Backprop`, and eager for others.
 
+    A CUDA graph replays the numbers that Python read when it was captured. Make a value that changes during training,
+    such as a temperature, a buffer that the network uses as a tensor, and change the buffer in place.
+
     With a :class:`~splitfg.distributed.DistributedEstimator`, the graph holds the messages of NCCL. Those of gloo pass
     through the host: steps then run compiled without a graph, with a warning. So do those of
     :class:`~splitfg.Projection` and of learners with a ``log``.

@@ -1,0 +1,100 @@
+"""Traces of a trunk's passes, kept by what they depend on."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from splitfg.splitting import Split
+from splitfg.types import Inputs
+
+T = TypeVar("T")
+
+_MOST = 4
+"""Traces that differ in attributes alone, before the trunk runs in eager code."""
+
+
+class PassTraces(Generic[T]):
+    """Traces by the shapes and settings that they depend on, and by the attributes of the trunk's modules.
+
+    A trunk that cannot be traced, or whose attributes change from pass to pass, has no trace: it runs in eager code,
+    with a warning.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, tuple[T | None, tuple[Tensor, ...]]] = {}
+        self._counts: Counter[Hashable] = Counter()
+
+    def get(self, split: Split, x: Inputs, further: Hashable, trace: Callable[[], T]) -> T | None:
+        """Return the trace of a pass, made if there is none yet; ``None`` if the trunk must run in eager code.
+
+        Args:
+            split: The network.
+            x: Inputs.
+            further: What else the trace depends on.
+            trace: Makes the trace.
+        """
+        if split.traits(x).random:
+            return None  # a trace draws its own masks, from torch's global generator
+        base, held = (further, *_pass_facts(split, x)), tuple(split.trunk.buffers())  # ids of tensors that are kept
+        key = (base, python_values(chain(split.model.modules(), split.trunk.modules())))
+        if key not in self._made:
+            self._counts[base] += 1
+            made = _traced_or_none(trace) if self._counts[base] <= _MOST else None
+            if self._counts[base] == _MOST + 1:
+                words = "attributes of the trunk's modules change from pass to pass, which compiled code does not see"
+                warnings.warn(f"{words}: the trunk runs in eager code", stacklevel=4)
+            if self._counts[base] > _MOST:
+                return None
+            self._made[key] = made, held
+        return self._made[key][0]
+
+
+def python_values(modules: Iterable[nn.Module]) -> tuple[Hashable, ...]:
+    """Return the numbers, texts and tensors among the attributes of modules; a trace holds them as constants."""
+    values = (value for module in modules for value in vars(module).values())
+    return tuple(
+        id(v) if isinstance(v, Tensor) else v for v in values if isinstance(v, bool | int | float | str | Tensor)
+    )
+
+
+def tensors_of(x: Inputs) -> list[Tensor]:
+    """Return the tensors of inputs, in order."""
+    return [leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)]
+
+
+def with_tensors(x: Inputs, tensors: Sequence[Tensor]) -> Inputs:
+    """Return inputs with other tensors."""
+    leaves, structure = pytree.tree_flatten(x)
+    left = iter(tensors)
+    filled: Inputs = pytree.tree_unflatten([next(left) if isinstance(v, Tensor) else v for v in leaves], structure)
+    return filled
+
+
+def plain_fact(leaf: Any) -> Hashable:
+    """Return a value of the inputs that is no tensor, or its text if it cannot be hashed."""
+    return leaf if isinstance(leaf, Hashable) else repr(leaf)
+
+
+def _pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
+    """Return what a trace of the trunk depends on, beside the values of parameters and inputs."""
+    leaves, structure = pytree.tree_flatten(x)
+    facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else plain_fact(leaf) for leaf in leaves)
+    dtypes = tuple(p.dtype for p in split.all_trunk_params().values())
+    return split.training_flags(), structure, facts, dtypes, tuple(map(id, split.trunk.buffers()))
+
+
+def _traced_or_none(trace: Callable[[], T]) -> T | None:
+    """Return the trace of a trunk, or warn and return ``None`` if the trunk cannot be traced."""
+    try:
+        return trace()
+    except RuntimeError as error:
+        words = "the trunk cannot be traced for compiling, and runs in eager code"
+        warnings.warn(f"{words}: {str(error).splitlines()[0]}", stacklevel=5)
+        return None
