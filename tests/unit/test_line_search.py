@@ -195,7 +195,7 @@ def test_a_noisy_trunk_ends_near_the_best_scale_of_a_grid(lr):
 def test_an_optimizer_with_a_rho_of_its_own_is_an_error():
     """The path would be scaled by both, and the metrics show one of them."""
     s, *_ = problem()
-    with pytest.raises(SplitError, match="build the optimizer with rho=1, got rho=0.3"):
+    with pytest.raises(SplitError, match=r"build the optimizer with rho=1, got rho=0\.3"):
         GradientLearner(s, Backprop(), Adam(1e-2).build(s, rho=0.3), line_search=LineSearch())
     GradientLearner(s, Backprop(), torch.optim.SGD(s.model.parameters(), 1e-2), line_search=LineSearch())
 

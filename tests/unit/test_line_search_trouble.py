@@ -1,5 +1,7 @@
 """The line search in trouble: batches that are not finite, changed settings, parameters that thaw, resumed runs."""
 
+import copy
+
 import pytest
 import torch
 from _awkward_functions import Reversal
@@ -72,11 +74,34 @@ def test_a_parameters_path_begins_when_it_thaws():
 
 
 def test_a_checkpoint_of_other_groups_raises():
-    first, second = learner(groups=("*weight",)), learner()
+    first = learner(groups=("*weight",))
     stepped(first, 2)
-    second.load_state_dict(first.state_dict())
-    with pytest.raises(SplitError, match="has 1 groups of parameters, its state 2: resume with the settings of the"):
-        stepped(second, 1)
+    for other in ((), ("*bias",)):
+        with pytest.raises(SplitError, match="line search has other groups: resume with its groups, or train anew"):
+            learner(groups=other).load_state_dict(first.state_dict())
+
+
+def test_a_group_that_thaws_raises():
+    made = learner(groups=("*0*",))
+    made.split.trunk[2].requires_grad_(False)
+    stepped(made, 1)
+    made.split.trunk[2].requires_grad_(True)
+    with pytest.raises(SplitError, match="2 groups of parameters, its state 1, as after a group was frozen or unfro"):
+        stepped(made, 1)
+
+
+def test_a_search_follows_one_network():
+    """The path of another one starts elsewhere: its parameters would jump."""
+    first = learner()
+    stepped(first, 2)
+    s = mlp_split(5, 6, 4, 3)
+    other = GradientLearner(s, Backprop(), Adam(1e-2).build(s), line_search=first.line_search)
+    with pytest.raises(SplitError, match="path of another network: make a new LineSearch"):
+        stepped(other, 1)
+    copied = copy.deepcopy(first)
+    stepped(copied, 1)
+    first.line_search.load_state_dict(copied.line_search.state_dict())
+    stepped(first, 1)
 
 
 def test_a_checkpoint_of_an_earlier_version_raises():

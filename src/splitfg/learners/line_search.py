@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from splitfg.compiled import Compile, with_compiled_tangents
 from splitfg.engines import ForwardMode
@@ -48,8 +50,8 @@ class LineSearch:
     itself at first, so rho changes slowly for the first thousand measurements: in a GPT, a search that was three times
     faster cut rho to a thirtieth within as many steps, and gained it back too late.
 
-    A measurement that is not finite leaves rho as it is. The search keeps a copy of θ_0. Parameters in half precision
-    round small changes away, so that they follow the formula for θ only roughly.
+    A measurement that is not finite leaves rho as it is. The search follows one network, and keeps a copy of its θ_0.
+    Parameters in half precision round small changes away, so that they follow the formula for θ only roughly.
 
     Args:
         cap: Largest rho.
@@ -81,6 +83,7 @@ class LineSearch:
     start: float = 1.0
     calm: int = 1000
     _state: Params = field(default_factory=dict, repr=False)
+    _owner: _Owner = field(default_factory=lambda: _Owner(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         found = [] if self.cap > 0 else [f"cap must be positive, got {self.cap}"]
@@ -175,13 +178,15 @@ class LineSearch:
         """Restore from :meth:`state_dict`.
 
         Raises:
-            SplitError: The state is that of another kind of search.
+            SplitError: The state is that of another kind of search, or of one with other groups.
         """
-        raise_if(
-            []
-            if not state or "squares" in state
-            else ["the checkpoint's line search is of an earlier version: train anew, or leave line_search out"]
-        )
+        found = []
+        if state and "squares" not in state:
+            found.append("the checkpoint's line search is of an earlier version: train anew, or leave line_search out")
+        if int(state.get("patterns", _checksum(self.groups))) != int(_checksum(self.groups)):
+            found.append("the checkpoint's line search has other groups: resume with its groups, or train anew")
+        raise_if(found)
+        self._owner.forget()
         self._state.clear()
         self._state.update({name: value.clone() for name, value in state.items()})
 
@@ -211,8 +216,10 @@ class LineSearch:
         """Return the state, on the network's device, and names by group; a path begins when it is first trained.
 
         Raises:
-            SplitError: The trunk has no trained parameter, or the state is that of a search with other groups.
+            SplitError: The trunk has no trained parameter, the state is that of a search with other groups, or the
+                search belongs to another network.
         """
+        self._owner.claim(split.model)
         params, names = split.trunk_params(), self._names(split)
         raise_if([] if names else ["the trunk has no trained parameter of its own, so there is no step to scale"])
         like, grouped = params[names[0]], self._grouped(split)
@@ -225,22 +232,49 @@ class LineSearch:
                 "squares": zeros,
                 "taken": zeros.clone(),
                 "factor": zeros.new_ones(()),
+                "patterns": _checksum(self.groups),
             }
             self._state.update(own)
         elif self._state["rho"].device != like.device:  # a checkpoint is read to the CPU
             self._state.update({name: value.to(like.device) for name, value in self._state.items()})
-        count = len(self._state["rho"])
-        raise_if(
-            []
-            if count == groups
-            else [
-                f"the line search has {groups} groups of parameters, its state {count}: resume with the settings of the"
-                " checkpoint, or begin with a new LineSearch"
-            ]
-        )
+        raise_if(self._changed(groups))
         new = [n for n in names if f"start/{n}" not in self._state]
         self._state.update({f"start/{n}": params[n].detach().clone() for n in new})
         return self._state, grouped
+
+    def _changed(self, groups: int) -> list[str]:
+        """List the problem of a state with other groups."""
+        count = len(self._state["rho"])
+        if count == groups:
+            return []
+        words = f"the line search has {groups} groups of parameters, its state {count}"
+        return [f"{words}, as after a group was frozen or unfrozen: begin with a new LineSearch"]
+
+
+class _Owner:
+    """The model whose path a search follows; a copy of the search may follow another one."""
+
+    def __init__(self) -> None:
+        self._model: weakref.ref[nn.Module] | None = None
+
+    def claim(self, model: nn.Module) -> None:
+        """Raise an error if the search follows another model."""
+        if self._model is None:
+            self._model = weakref.ref(model)
+        words = "this LineSearch follows the path of another network: make a new LineSearch() for every network"
+        raise_if([] if self._model() is model else [words])
+
+    def forget(self) -> None:
+        """Let the search follow the next model."""
+        self._model = None
+
+    def __reduce__(self) -> tuple[type[_Owner], tuple[()]]:
+        return _Owner, ()
+
+
+def _checksum(patterns: Sequence[str]) -> Tensor:
+    """Return a number that tells patterns apart, for checkpoints, which hold tensors alone."""
+    return torch.tensor(zlib.crc32("\n".join(patterns).encode()))
 
 
 def rho_of_its_own(optimizer: torch.optim.Optimizer) -> list[str]:
