@@ -18,7 +18,18 @@ from splitfg.estimators._head_pass import HeadPass
 from splitfg.estimators._settings import ReverseSettings
 from splitfg.estimators._state import with_state
 from splitfg.numerics import add_into, added, each_its_own, norm
-from splitfg.splitting import Batch, ForwardOnlyTrunk, Role, Split, names_of, original, parts, replaced, submodule
+from splitfg.splitting import (
+    Batch,
+    ForwardOnlyTrunk,
+    Role,
+    Split,
+    explained_reverse,
+    names_of,
+    original,
+    parts,
+    replaced,
+    submodule,
+)
 from splitfg.splitting.checks import begin_step, check_h, check_loss, warn_unreached
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -108,7 +119,7 @@ class _Reverse:
 
     def __call__(self, x: Inputs, y: Target, micro_batch: int | None) -> Estimate:
         batch = list(parts(x, y, micro_batch))
-        with _explained():
+        with explained_reverse():
             loss, grads = self._through_closed_head(batch, y) if self.closed_head else self._through_all(batch, y)
         check_loss(loss)
         estimate = Estimate(loss, grads, Stats(trunk_backward=len(batch), norms={"all": norm(grads)}))
@@ -169,24 +180,6 @@ class _Reverse:
         left_out = Role.TIED if self.readout_only else None
         roles = self.split.roles
         return {inner: n for inner, n in names.items() if roles[n] not in (left_out, Role.FROZEN)}
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Turn errors of torch about reverse mode into a :class:`SplitError` with a cure."""
-    try:
-        yield
-    except NotImplementedError as error:
-        cure = "use SplitFG(engine=CentralDifference()), or write it with other operators"
-        raise SplitError([f"torch has no backward rule for an operator of the trunk ({error}): {cure}"]) from error
-    except RuntimeError as error:
-        if "use_reentrant" in str(error):
-            words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
-            raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
-        if "Inference tensors" in str(error):
-            words = "inputs or constants of the trunk were made under torch.inference_mode()"
-            raise SplitError([f"{words}, and reverse mode cannot save them: use .clone() on them"]) from error
-        raise
 
 
 @contextmanager

@@ -148,7 +148,8 @@ class ParallelPull:
             names = names_of(split.trunk, split.model)
             tied = [inner for inner, outer in names.items() if outer in exact.grads]
             plan = PullPlan(self.pulls, self.group, self.own_block, self.skips)
-            pass_ = PullPass(split, path, seen, u, plan, feedback, self.puller, states, tied)
+            puller = self.puller if states is None else pull_block  # compiled code cannot draw a block's masks again
+            pass_ = PullPass(split, path, seen, u, plan, feedback, puller, states, tied)
             del seen  # the pass drops the input of every block that it has pulled
             trunk = split.named_trunk_grads(pass_.grads())
             norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
@@ -159,7 +160,8 @@ class ParallelPull:
             grads = _total(exact.grads, trunk, lookups)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         biased = self.own_block or self.pulls < path.groups(self.group)
-        stats = Stats(jvps=self.feedback.jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
+        jvps = self.feedback.jvps if self._moved(path) else 0
+        stats = Stats(jvps=jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, grads, stats, sums=found, complete=complete)
 
     def _recorded(

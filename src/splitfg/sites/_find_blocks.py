@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.sites._block_path import BlockPath, PathBlock
@@ -52,7 +54,7 @@ class _Search:
         # a graph without what a backward pass needs shows which values depend on parameters
         forget = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t)
         with torch.enable_grad(), forget, tapped(split.trunk, modules, tap):
-            self._h = split.trunk_function(x)({})
+            self._h = split.trunk_function(pytree.tree_map(_without_graph, x))({})
 
     def path(self) -> BlockPath:
         """Return the path.
@@ -105,22 +107,26 @@ class _Search:
         named = {call.name for call in chain}
         inside = tuple(f"{name}." for name in named)
         outside = [c for c in self._calls if c.name not in named and not c.name.startswith(inside)]
-        layers = [
-            c for c in outside if has_layer_gradients(c.module) and not is_norm(c.module) and c.wrote.requires_grad
-        ]
+        layers = [c for c in outside if has_layer_gradients(c.module) and not is_norm(c.module)]
+        trained = [c for c in layers if c.wrote.requires_grad]
         owned = {id(p) for call in self._calls for p in call.module.parameters()}
         free = [name for name, p in self._trunk.named_parameters() if p.requires_grad and id(p) not in owned]
-        parts = [c.wrote.detach() for c in layers] + [read_rows(self._trunk.get_parameter(n), bottom) for n in free]
-        fitting = [part for part in parts if part is not None and broadcasts(part, bottom)]
-        total = sum(fitting, torch.zeros_like(bottom))
-        if not layers or len(fitting) < len(parts) or not close(total, bottom.detach()):
-            words = f"what {chain[0].name} reads is neither data nor a sum of layers' outputs"
-            known = [*(c.name for c in layers), *free]
-            seen = f" ({shorten(known)} do not sum to it)" if known else ""
-            raise SplitError(
-                [f"{words}{seen}: make functions before it modules, or name the blocks with BlockPath(...)"]
-            )
-        return tuple(c.name for c in layers), tuple(free)
+        tables = [read_rows(self._trunk.get_parameter(name), bottom) for name in free]
+        for tried in (trained, layers):  # a frozen table may be added, too
+            if tried and _sum_to(bottom, [*(c.wrote.detach() for c in tried), *tables]):
+                fed = [c.name for c in tried if c.read.requires_grad]
+                words = "reads what another trained layer writes: name it in a block with BlockPath(...)"
+                raise_if([f"{name} {words}" for name in fed])
+                return tuple(c.name for c in tried), tuple(free)
+        words = f"what {chain[0].name} reads is neither data nor a sum of layers' outputs"
+        known = [*(c.name for c in trained), *free]
+        seen = f" ({shorten(known)} do not sum to it)" if known else ""
+        raise SplitError([f"{words}{seen}: make functions before it modules, or name the blocks with BlockPath(...)"])
+
+
+def _sum_to(bottom: Tensor, parts: Sequence[Tensor | None]) -> bool:
+    fitting = [part for part in parts if part is not None and broadcasts(part, bottom)]
+    return len(fitting) == len(parts) and close(sum(fitting, torch.zeros_like(bottom)), bottom.detach())
 
 
 def _grouped(chain: Sequence[_Call]) -> list[tuple[str, ...]]:
@@ -132,6 +138,10 @@ def _grouped(chain: Sequence[_Call]) -> list[tuple[str, ...]]:
             groups.append([])
         groups[-1].append(call)
     return [tuple(call.name for call in group) for group in groups]
+
+
+def _without_graph(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _trained(call: _Call) -> bool:

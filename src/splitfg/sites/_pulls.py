@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from splitfg.sites._block_path import PathBlock
 from splitfg.sites._blocks import BlockInput, Further, block_params, pulled_names, run_block
 from splitfg.sites._taps import tapped
+from splitfg.splitting import explained_reverse
 from splitfg.types import Params
 
 
@@ -92,4 +93,6 @@ def pull_with(
 def _grads(y: Tensor, wanted: Sequence[Tensor], delta: Tensor, *, last: bool = False) -> list[Tensor]:
     if not wanted:
         return []
-    return list(torch.autograd.grad(y, wanted, delta, retain_graph=not last, allow_unused=True, materialize_grads=True))
+    keep = not last
+    with explained_reverse():
+        return list(torch.autograd.grad(y, wanted, delta, retain_graph=keep, allow_unused=True, materialize_grads=True))

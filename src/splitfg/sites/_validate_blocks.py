@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import RandomState, drawing_from
-from splitfg.sites._block_path import BlockPath
+from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._blocks import block_states, entries, run_block
 from splitfg.sites._taps import Arguments, tapped
 from splitfg.sites._validate import broadcasts, close, read_rows
+from splitfg.sites._validate_inside import side_problems, writer_problems
 from splitfg.splitting import Split
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Inputs
@@ -23,12 +24,16 @@ from splitfg.types import Inputs
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass: inputs, further arguments and outputs of every call of the named modules, and h."""
+    """One pass: inputs, further arguments and outputs of every call of the named modules, and h.
+
+    ``spoilt`` names the modules whose input was written over later.
+    """
 
     h: Tensor
     reads: Mapping[str, Sequence[Tensor]]
     further: Mapping[str, Sequence[Arguments]]
     writes: Mapping[str, Sequence[Tensor]]
+    spoilt: Sequence[str]
 
 
 def validate_blocks(split: Split, path: BlockPath, x: Inputs) -> None:
@@ -54,9 +59,17 @@ def _problems(split: Split, path: BlockPath, x: Inputs) -> list[str]:
         for name, count in wanted.items()
         if len(seen.reads.get(name, ())) != count
     ]
+    found += [
+        f"{name} takes or returns several values: name modules that map a tensor to one"
+        for name in dict.fromkeys(path.modules)
+        if not all(isinstance(value, Tensor) for value in (*seen.reads.get(name, ()), *seen.writes.get(name, ())))
+    ]
     if found or not seen.h.isfinite().all():
         return found  # the check of the loss raises a clearer error for values that are not finite
-    return _stream_problems(split, path, seen, block_states(path, states)) + _left_out(split, path)
+    found = _stream_problems(split, path, seen, block_states(path, states))
+    words = "is written over later: write x = x + ... in place of x += ..."
+    spoilt = [f"the input of {name} {words}" for name in seen.spoilt] if found else []
+    return spoilt + found + _left_out(split, path)
 
 
 def _passed(split: Split, names: Sequence[str], x: Inputs) -> _Pass:
@@ -71,11 +84,19 @@ def _passed(split: Split, names: Sequence[str], x: Inputs) -> _Pass:
     def keep(name: str, arguments: Arguments) -> None:
         further[name].append(arguments)
 
+    versions: list[tuple[str, Tensor, int]] = []
+
+    def note(name: str, a: Tensor) -> None:
+        if isinstance(a, Tensor):
+            versions.append((name, a, a._version))
+
+    data = pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, x)
     # a graph without what a backward pass needs shows which values depend on parameters
     forget = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t)
-    with torch.enable_grad(), forget, tapped(split.trunk, names, tap, arguments=keep):
-        h = split.trunk_function(x)({})
-    return _Pass(h, reads, further, writes)
+    with torch.enable_grad(), forget, tapped(split.trunk, names, tap, before=note, arguments=keep):
+        h = split.trunk_function(data)({})
+    spoilt = dict.fromkeys(name for name, a, version in versions if a._version != version)
+    return _Pass(h, reads, further, writes, tuple(spoilt))
 
 
 def _stream_problems(split: Split, path: BlockPath, seen: _Pass, states: Sequence[RandomState]) -> list[str]:
@@ -90,15 +111,14 @@ def _stream_problems(split: Split, path: BlockPath, seen: _Pass, states: Sequenc
             output = seen.writes[name][calls[name]]
             calls[name] += 1
         found += _argument_problems(block.modules, further)
-        with torch.no_grad(), drawing_from(state), split.restored():
-            own = run_block(split.trunk, block, {}, first, further)
-        if own.shape != output.shape or not close(own, output):
-            found.append(
-                f"{' and '.join(block.modules)} run one after the other give another output than in the trunk: name"
-                " everything between them"
-            )
+        with drawing_from(state), split.restored():
+            found += _own_problems(split, block, first, further, output)
         if block.writer is not None and not any(_is(z, output) for z in seen.writes.get(block.writer, ())):
             found.append(f"{block.writer} does not give the output of {block.name}: name its last layer, or no writer")
+        elif not found:
+            found += side_problems(split.trunk, block, first, output)
+            with drawing_from(state), split.restored():
+                found += writer_problems(split.trunk, block, first, further)
         stream = first + output if path.residual and first.shape == output.shape else output
     assert stream is not None
     if path.top is not None and not _is_flattened(seen.writes[path.top][0], seen.h):
@@ -106,6 +126,22 @@ def _stream_problems(split: Split, path: BlockPath, seen: _Pass, states: Sequenc
     if path.top is not None:
         return found + _same(stream, seen.reads[path.top][0], path.top)
     return found + _same(stream, seen.h.reshape(stream.shape) if seen.h.numel() == stream.numel() else seen.h, None)
+
+
+def _own_problems(split: Split, block: PathBlock, x: Tensor, further: Sequence[Arguments], y: Tensor) -> list[str]:
+    """List the problem of a block that does not give its output y if it runs by itself."""
+    try:
+        with torch.no_grad():
+            own = run_block(split.trunk, block, {}, x, further)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        cure = "pass what it reads of other modules along the stream, or make one block of all modules between"
+        return [f"{block.name} fails when it runs by itself ({error}): {cure}"]
+    if own.shape == y.shape and close(own, y):
+        return []
+    return [
+        f"{' and '.join(block.modules)} run one after the other give another output than in the trunk: name"
+        " everything between them"
+    ]
 
 
 def _start_problems(split: Split, path: BlockPath, seen: _Pass, first: Tensor) -> list[str]:
@@ -121,6 +157,11 @@ def _start_problems(split: Split, path: BlockPath, seen: _Pass, first: Tensor) -
         " to the stream as they are"
         for name, z in writes
         if not broadcasts(z, first)
+    ]
+    found += [
+        f"{name} reads values that depend on trained parameters, whose gradient would get lost: make it a block"
+        for name in path.writers
+        if any(a.requires_grad for a in seen.reads[name])
     ]
     if found:
         return found

@@ -1,0 +1,26 @@
+"""Errors of reverse mode, with their cures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from splitfg.errors import SplitError
+
+
+@contextmanager
+def explained_reverse() -> Iterator[None]:
+    """Turn errors of torch about reverse mode into a :class:`SplitError` with a cure."""
+    try:
+        yield
+    except NotImplementedError as error:
+        cure = "use SplitFG(engine=CentralDifference()), or write it with other operators"
+        raise SplitError([f"torch has no backward rule for an operator of the trunk ({error}): {cure}"]) from error
+    except RuntimeError as error:
+        if "use_reentrant" in str(error):
+            words = "the trunk checkpoints its activations in a way that torch.autograd.grad does not support"
+            raise SplitError([f"{words}: pass use_reentrant=False to torch.utils.checkpoint.checkpoint"]) from error
+        if "Inference tensors" in str(error):
+            words = "inputs or constants of the trunk were made under torch.inference_mode()"
+            raise SplitError([f"{words}, and reverse mode cannot save them: use .clone() on them"]) from error
+        raise
