@@ -5,6 +5,7 @@ from tools.plant_bugs.bug import Bug
 PULLS = "tests/oracle/test_pulls.py"
 GROUPS = "tests/oracle/test_pull_groups.py"
 SKIPS = "tests/oracle/test_skips.py"
+INSIDES = "tests/contract/test_block_insides.py"
 
 BUGS = (
     Bug(
@@ -132,5 +133,33 @@ BUGS = (
         "named = dict(zip(every, params, strict=True))",
         "named = {n: trunk.get_parameter(n).detach() for n in every}",
         ("tests/contract/test_parallel_pull.py::test_equal_blocks_share_compiled_code_and_none_of_their_values",),
+    ),
+    Bug(
+        "writers that are not compared with autograd",
+        "sites/_validate_inside.py",
+        "if all(close(closed[name], expected[id(p)])",
+        "if all(close(closed[name], closed[name])",
+        (f"{INSIDES}::test_a_writer_that_does_not_just_write_the_output_raises",),
+    ),
+    Bug(
+        "values that pass beside the stream",
+        "sites/_validate_inside.py",
+        "reached = _parameters_above(y, x) - own",
+        "reached = set[int]()",
+        (f"{INSIDES}::test_a_value_that_passes_beside_the_stream_raises",),
+    ),
+    Bug(
+        "writers that read one another",
+        "sites/_validate_blocks.py",
+        "if any(a.requires_grad for a in seen.reads[name])",
+        "if any(a is None for a in seen.reads[name])",
+        (f"{INSIDES}::test_writers_that_read_one_another_raise",),
+    ),
+    Bug(
+        "JVPs counted where no tangent is pushed",
+        "estimators/parallel_pull.py",
+        "jvps = self.feedback.jvps if self._moved(path) else 0",
+        "jvps = self.feedback.jvps",
+        (f"{INSIDES}::test_one_group_pushes_no_tangent_and_says_so",),
     ),
 )

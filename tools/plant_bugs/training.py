@@ -5,6 +5,7 @@ from tools.plant_bugs.bug import Bug
 TRAINING = "tests/unit/test_training.py"
 SEARCH = "tests/unit/test_line_search.py"
 SEARCH_TROUBLE = "tests/unit/test_line_search_trouble.py"
+TRACES = "tests/unit/test_pass_traces.py"
 
 BUGS = (
     Bug(
@@ -30,10 +31,24 @@ BUGS = (
     ),
     Bug(
         "traced passes that keep a buffer that was replaced",
-        "compiled/_recorder.py",
-        "dtypes, tuple(map(id, held)))",
-        "dtypes)",
+        "compiled/_traces.py",
+        "dtypes, tuple(map(id, split.trunk.buffers()))",
+        "dtypes",
         ("tests/unit/test_captured.py::TestTheSameSteps::test_a_replaced_buffer_is_read",),
+    ),
+    Bug(
+        "traced passes that keep an attribute that changed",
+        "compiled/_traces.py",
+        "key = (base, python_values(chain(split.model.modules(), split.trunk.modules())))",
+        "key = (base, ())",
+        (f"{TRACES}::test_a_changed_attribute_is_traced_anew",),
+    ),
+    Bug(
+        "traced passes with dropout masks of their own",
+        "compiled/_traces.py",
+        "if split.traits(x).random:",
+        "if not split.roles:",
+        (f"{TRACES}::test_dropout_draws_the_masks_of_eager_code",),
     ),
     Bug(
         "captured rates deaf to schedulers",
@@ -83,6 +98,20 @@ BUGS = (
         "return fast, replace(self, engine=engine)",
         "return split, self",
         (f"{SEARCH}::test_captured_steps_measure_in_compiled_code",),
+    ),
+    Bug(
+        "line search: one for two networks",
+        "learners/line_search.py",
+        "self._owner.claim(split.model)",
+        "self._owner.forget()",
+        (f"{SEARCH_TROUBLE}::test_a_search_follows_one_network",),
+    ),
+    Bug(
+        "line search: checkpoints of other groups",
+        "learners/line_search.py",
+        'if int(state.get("patterns", _checksum(self.groups)))',
+        "if int(_checksum(self.groups))",
+        (f"{SEARCH_TROUBLE}::test_a_checkpoint_of_other_groups_raises",),
     ),
     Bug(
         "line search: its JVPs not counted",
