@@ -43,7 +43,8 @@ def view_table(table: Table, groups: Mapping[str, PresetRuns]) -> TableView:
     mark_best(rows, table)
     tests = _fill_tests(rows, table, groups)
     views = tuple(RowView(row.label, tuple(cells)) for row, cells in zip(table.rows, rows, strict=True))
-    columns, left_out = _columns(table), ()
+    columns = _columns(table)
+    left_out: tuple[LeftOut, ...] = ()
     if table.collapse:
         columns, views, left_out = collapse(columns, views, table.fewest)
     footnotes = [(mark, f"Run with {', '.join(changes)}.") for changes, mark in marks.items()]
