@@ -12,7 +12,7 @@ from report_runs import groups, run
 from report_samples import Config, config_json
 
 from splitfg_lab.experiments.spec import Cell, Row, Table
-from splitfg_lab.report._costs import view_costs
+from splitfg_lab.report._costs import CostRow, CostTable, view_costs
 from splitfg_lab.report._groups import PresetRuns
 from splitfg_lab.report._provenance import provenance
 from splitfg_lab.report._table_view import view_table
@@ -64,7 +64,21 @@ class TestCosts:
         assert [row.cells[0].value for row in table.rows] == [3.0, 90.0, 7.0]
         assert [row.changes for row in table.rows] == [(), (), ("K=4 (preset: 8)",)]
         assert table.columns[-1] == "Where"
-        assert table.rows[1].cells[-1].text == "cpu: EPYC, memory: resident set"
+        assert [row.cells[-1].text for row in table.rows[:2]] == ["cuda: NVIDIA H200", "cpu: EPYC"]
+        assert "cuda: NVIDIA H200, memory: GPU memory allocated; cpu: EPYC, memory: resident set." in table.note
+
+    def test_kinds_of_memory_of_one_device_have_names(self):
+        table = view_costs(groups(run("a", 1.0, 0), run("a", 1.0, 1, memory_kind="reserved")))
+        assert table is not None
+        assert [row.cells[-1].text.partition(", ")[2] for row in table.rows] == [
+            "memory: GPU memory allocated",
+            "memory: reserved",
+        ]
+
+    def test_long_tables_of_costs_are_folded(self):
+        short, long = CostTable((), (), ""), CostTable((), (CostRow("a", (), ()),) * 13, "")
+        assert (short.is_long, long.is_long) == (False, True)
+        assert long.summary.startswith("13 rows: ")
 
     def test_what_all_rows_share_is_said_once(self):
         table = view_costs(groups(run("a", 1.0), run("b", 1.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from splitfg_lab.report._groups import PresetRuns, measured_several, quantities
 from splitfg_lab.report._numbers import Summary, duration, significant, summarise
@@ -26,6 +27,8 @@ _ALONE = (
 _NOT_ALONE = "Times are left out of runs that shared their machine or did not record that they had it alone."
 _SEVERAL = "The cost of each method that a run measured is in the tables."
 NOT_MEASURED = "–"
+Place: TypeAlias = tuple[str, str]
+"""A device and its kind of memory."""
 _MOST_OPEN = 12
 
 
@@ -81,9 +84,9 @@ def view_costs(groups: Mapping[str, PresetRuns]) -> CostTable | None:
     if not parts:
         return None
     places = dict.fromkeys(_place(runs[0]) for _, _, runs in parts)
-    alike = len(places) == 1
-    rows = [CostRow(label, changes, _cells(runs, with_place=not alike)) for label, changes, runs in parts]
-    columns = _COLUMNS if alike else (*_COLUMNS, "Where")
+    names = {} if len(places) == 1 else _names(places)
+    rows = [CostRow(label, changes, _cells(runs, names)) for label, changes, runs in parts]
+    columns = (*_COLUMNS, "Where") if names else _COLUMNS
     table = _without_empty_columns(CostTable(columns, tuple(rows), ""))
     return replace(table, note=_note(table.rows, [run for _, _, runs in parts for run in runs], places))
 
@@ -94,10 +97,20 @@ def _without_empty_columns(table: CostTable) -> CostTable:
     return replace(table, columns=tuple(table.columns[j] for j in kept), rows=rows)
 
 
-def _note(rows: Iterable[CostRow], runs: Sequence[RunRecord], places: Collection[str]) -> str:
+def _names(places: Collection[Place]) -> dict[Place, str]:
+    """Return the names of places: that of the device, with the kind of memory where a device has several kinds."""
+    devices = [device for device, _ in places]
+    return {place: place[0] if devices.count(place[0]) == 1 else _in_full(place) for place in places}
+
+
+def _in_full(place: Place) -> str:
+    return f"{place[0]}, memory: {place[1]}"
+
+
+def _note(rows: Iterable[CostRow], runs: Sequence[RunRecord], places: Collection[Place]) -> str:
     alone = [run.report.timed_alone for run in runs]
     sentences = (
-        f"All on {next(iter(places))}." if len(places) == 1 else "",
+        f"{'All on ' if len(places) == 1 else ''}{'; '.join(map(_in_full, places))}.",
         _ALONE if any(alone) else "",
         "" if all(alone) else _NOT_ALONE,
         f"{NOT_MEASURED}: not measured." if any(c.text == NOT_MEASURED for row in rows for c in row.cells) else "",
@@ -106,25 +119,25 @@ def _note(rows: Iterable[CostRow], runs: Sequence[RunRecord], places: Collection
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _place(run: RunRecord) -> str:
-    """Name the device and its kind of memory: neither times nor memory compare across these."""
-    return f"{run.report.device}, memory: {run.report.memory_kind}"
+def _place(run: RunRecord) -> Place:
+    """Return the device and its kind of memory: neither times nor memory compare across these."""
+    return run.report.device, run.report.memory_kind
 
 
 def _by_place(runs: Iterable[RunRecord]) -> list[list[RunRecord]]:
-    places: dict[str, list[RunRecord]] = {}
+    places: dict[Place, list[RunRecord]] = {}
     for run in runs:
         places.setdefault(_place(run), []).append(run)
     return list(places.values())
 
 
-def _cells(runs: list[RunRecord], *, with_place: bool) -> tuple[CostCell, ...]:
+def _cells(runs: list[RunRecord], names: Mapping[Place, str]) -> tuple[CostCell, ...]:
     measured = [quantities(run.report) for run in runs]
     cells = (
         *(_quantity(name, [found[name] for found in measured]) for name in _QUANTITIES),
         CostCell(str(len(runs)), len(runs)),
     )
-    return (*cells, CostCell(_place(runs[0]))) if with_place else cells
+    return (*cells, CostCell(names[_place(runs[0])])) if names else cells
 
 
 def _quantity(name: str, values: Iterable[float | None]) -> CostCell:
