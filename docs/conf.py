@@ -46,7 +46,7 @@ napoleon_use_ivar = True
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!splitfg).*"),  # other projects' names stay plain text: the build needs no network
-    (r"py:class", r"splitfg.*\._.*"),  # private bases and helpers in signatures
+    (r"py:(class|obj)", r"splitfg.*\._.*"),  # private bases, helpers and type variables in signatures
     (r"py:class", r"splitfg_lab\..*"),  # the laboratory documents only what an experiment needs
 ]
 
