@@ -36,6 +36,8 @@ FLAT = {
     "Split-FG, K = 1": ("k1-rho1", None),
     "ES": ("es", 21.7),
     "Pure FG": ("pure_fg", 22.6),
+    "ES, K = 1": ("es-k1", None),
+    "Pure FG, K = 1": ("pure_fg-k1", None),
 }
 """The flat head: preset and the paper's number."""
 FLAT_RHOS = ("1", "0.3", "0.1", "0.03")
