@@ -121,6 +121,31 @@ EXACT = {
         e=nn.Embedding(2, 5, scale_grad_by_freq=True),
         a=nn.Linear(5, 5),
     ),
+    "a layer that reads a part of a chunk": two(lambda m, x: m.c(m.a(x).repeat(1, 2).chunk(2, -1)[1])),
+    "a coupling of two halves": lambda: Trunk(
+        lambda m, x: (lambda a, b: torch.cat([a, b * m.c(a).exp()], 1))(*m.a(x).chunk(2, 1)),
+        a=nn.Linear(5, 6),
+        c=nn.Linear(3, 3),
+    ),
+    "layers that read the rows of an iteration": two(
+        lambda m, x: torch.cat([m.c(part) for part in m.a(x).unflatten(0, (2, -1))])
+    ),
+    "an exponent that is wider": lambda: Trunk(
+        lambda m, x: m.c(torch.sigmoid(m.a(x)) ** torch.arange(1.0, 6.0, dtype=x.dtype)),
+        a=nn.Linear(5, 1),
+        c=nn.Linear(5, 5),
+    ),
+    "a parameter with an exponent that is wider": lambda: Trunk(
+        lambda m, x: m.c(m.a(x) * m.p.pow(torch.arange(1.0, 6.0, dtype=x.dtype))),
+        a=nn.Linear(5, 5),
+        c=nn.Linear(5, 5),
+        p=nn.Parameter(torch.tensor([0.7])),
+    ),
+    "limits that are wider": lambda: Trunk(
+        lambda m, x: m.c(m.a(x).clamp(min=torch.linspace(-1, 1, 5, dtype=x.dtype))),
+        a=nn.Linear(5, 1),
+        c=nn.Linear(5, 5),
+    ),
     "checkpointed blocks": two(
         lambda m, x: torch.utils.checkpoint.checkpoint(lambda z: m.c(z.tanh()), m.a(x), use_reentrant=False)
     ),
@@ -130,6 +155,31 @@ EXACT = {
 @pytest.mark.parametrize("name", EXACT)
 def test_feedback_converges_to_the_gradient(name):
     found = errors(network(EXACT[name]), inputs(), targets())
+    assert max(found.values()) < 1e-4, found
+
+
+class Routed(nn.Module):
+    """Every row passes through the expert of its first value's sign."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.experts = nn.Linear(5, 5), nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+
+    def forward(self, x):
+        h, right = self.a(x), x[:, 0] > 0
+        rows = [(~right).nonzero()[:, 0], right.nonzero()[:, 0]]
+        found = torch.cat([expert(h[own]) for expert, own in zip(self.experts, rows, strict=True)])
+        return found[torch.cat(rows).argsort()]
+
+
+def test_an_expert_without_rows_keeps_its_map():
+    s, x, y = network(Routed), inputs(), targets()
+    estimator, one_sided = LearnedFeedback(), x.clone()
+    one_sided[:, 0] = one_sided[:, 0].abs()
+    taught(estimator, s, x, y, 80)
+    estimator.update_state(s, estimator(s, one_sided, y, generator=generator()))
+    assert all(m.isfinite().all() for m in estimator.route.maps.values())
+    found = _learning.errors(s, estimator(s, x, y, generator=generator()), x, y)
     assert max(found.values()) < 1e-4, found
 
 

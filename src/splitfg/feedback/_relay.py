@@ -74,7 +74,8 @@ class Relay(Route):
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of every layer's map, from how its input and output moved."""
-        samples = {place: _samples(o) for place, o in layer_operations(tape) if tape.is_active(o.input)}
+        read = [(place, o) for place, o in layer_operations(tape) if tape.is_active(o.input) and o.input.numel()]
+        samples = {place: _samples(o) for place, o in read}  # a layer that reads no rows responds to nothing
         calls = Counter(tape.operations[place].name for place in samples)
         rule, changes = self._rule(response), {}
         waiting: dict[str, list[tuple[Operation, Tensor, Tensor]]] = {}
@@ -153,7 +154,7 @@ def _samples(operation: Operation) -> int:
         inputs, positions = module.weight[0].numel(), math.prod(z.shape[2:])
     else:
         inputs, positions = operation.input.shape[-1], math.prod(z.shape[1:-1])
-    samples: int = math.ceil(_ROWS * inputs / positions)
+    samples: int = math.ceil(_ROWS * inputs / max(positions, 1))
     return samples
 
 

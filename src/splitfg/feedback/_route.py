@@ -151,6 +151,9 @@ class Route(EveryNth, ABC):
 
 
 def read_places(tape: Tape) -> list[int]:
-    """Return the places of the operations whose outputs are read by layers; each once."""
-    read = {id(o.input) for _, o in layer_operations(tape) if tape.is_active(o.input)}
+    """Return the places of the operations whose outputs are read by layers; each once.
+
+    A layer that reads no rows, such as an expert without a token, has nothing to learn from this batch.
+    """
+    read = {id(o.input) for _, o in layer_operations(tape) if tape.is_active(o.input) and o.input.numel()}
     return [i for i, o in enumerate(tape.operations) if id(o.output) in read]

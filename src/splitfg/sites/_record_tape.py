@@ -158,7 +158,17 @@ class _Recorder(TorchFunctionMode):
         caller = self.caller if operation.module is None else ""
         operation = replace(operation, args=args, kwargs=kwargs, output=output, caller=caller)
         self._store.add(operation)
-        return operation.output
+        if isinstance(output, Tensor):
+            return output
+        return pytree.tree_map_only(Tensor, self._part, output)
+
+    def _part(self, t: Tensor) -> Any:
+        """Give one of several outputs a place of its own, where noise can be added for the layers that read it."""
+        if not is_differentiable(t):
+            return t
+        with torch._C.DisableTorchFunction():
+            part = t.view_as(t)
+        return self.record(Operation("view", None, (t,), {}, part), active=True)
 
     def trains(self, module: nn.Module) -> bool:
         """Whether a module holds a trained parameter."""

@@ -40,7 +40,8 @@ def _elementwise(operation: Operation, delta: Tensor) -> Pulled:
     if formula is not None and not rest and not settings:
         yield x, formula(delta, x, operation.output)
     else:
-        yield x, delta * derivative(lambda a: function(a, *rest, **settings), x)
+        wide = x if x.shape == delta.shape else x.expand(delta.shape).contiguous()  # an exponent may be wider
+        yield x, summed_to(delta * derivative(lambda a: function(a, *rest, **settings), wide), x)
 
 
 _FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -58,7 +59,7 @@ _FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def _clamp(operation: Operation, delta: Tensor) -> Pulled:
     x, limits = operation.input, (argument(operation, 1, "min", None), argument(operation, 2, "max", None))
     inside = torch.ones_like(x, dtype=torch.bool) if limits[0] is None else x >= limits[0]
-    yield x, delta * (inside if limits[1] is None else inside & (x <= limits[1]))
+    yield x, summed_to(delta * (inside if limits[1] is None else inside & (x <= limits[1])), x)
 
 
 RULES.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
