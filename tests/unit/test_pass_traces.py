@@ -1,6 +1,7 @@
 """Compiled passes equal eager ones where a trace cannot see a change: dropout, attributes, inputs of any kind."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,9 +90,11 @@ class Tempered(nn.Module):
         super().__init__()
         self.inner, self.out, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
         self.temperature, self.offset = 1.0, torch.zeros(6, dtype=DOUBLE)
+        self.settings = {"gains": [1.0], "object": SimpleNamespace(shift=0.0)}
 
     def forward(self, x):
-        return self.head(self.out(torch.tanh(self.inner(x) / self.temperature + self.offset)))
+        inner = self.inner(x) * self.settings["gains"][0] + self.settings["object"].shift
+        return self.head(self.out(torch.tanh(inner / self.temperature + self.offset)))
 
 
 def tempered():
@@ -100,7 +103,15 @@ def tempered():
 
 
 @pytest.mark.parametrize("estimator", [ActivityFG(K=2), LearnedFeedback()], ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize(("attribute", "value"), [("temperature", 3.0), ("offset", torch.ones(6, dtype=DOUBLE))])
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("temperature", 3.0),
+        ("offset", torch.ones(6, dtype=DOUBLE)),
+        ("settings", {"gains": [2.0], "object": SimpleNamespace(shift=0.0)}),
+        ("settings", {"gains": [1.0], "object": SimpleNamespace(shift=1.0)}),
+    ],
+)
 def test_a_changed_attribute_is_traced_anew(estimator, attribute, value):
     model, s = tempered()
     twin, fast = compiled(s, estimator, same)
@@ -108,6 +119,19 @@ def test_a_changed_attribute_is_traced_anew(estimator, attribute, value):
         expected = estimator(s, X, Y, generator=generator())
         close(fast(twin, X, Y, generator=generator()).grads, expected.grads)
         setattr(model, attribute, value)
+
+
+def test_a_layer_that_thaws_between_captured_steps_is_trained():
+    models = []
+    for fast in (False, True):
+        s, learner = made(LearnedFeedback(), fast=fast)
+        s.model.eval()
+        g = generator()
+        for step in range(4):
+            s.trunk[0].requires_grad_(step > 1)
+            learner.step(X, Y, generator=g)
+        models.append(s.model.state_dict())
+    close(*models)
 
 
 def test_an_attribute_that_changes_in_every_pass_runs_in_eager_code():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,10 @@ T = TypeVar("T")
 
 _MOST = 4
 """Traces that differ in attributes alone, before the trunk runs in eager code."""
+_TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that torch gives every module; parameters and buffers are no constants of a trace."""
+_DEPTH = 3
+"""Depth to which containers among the attributes are searched."""
 
 
 class PassTraces(Generic[T]):
@@ -57,11 +61,28 @@ class PassTraces(Generic[T]):
 
 
 def python_values(modules: Iterable[nn.Module]) -> tuple[Hashable, ...]:
-    """Return the numbers, texts and tensors among the attributes of modules; a trace holds them as constants."""
-    values = (value for module in modules for value in vars(module).values())
+    """Return the numbers, texts and tensors in the attributes of modules; a trace holds them as constants."""
+    held = (value for module in modules for name, value in vars(module).items() if name not in _TORCHS_OWN)
+    values = (leaf for value in held for leaf in _leaves(value))
     return tuple(
         id(v) if isinstance(v, Tensor) else v for v in values if isinstance(v, bool | int | float | str | Tensor)
     )
+
+
+def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """Yield a value, or the values inside containers and plain objects; modules are visited by themselves."""
+    inside: Iterable[Any] | None = None
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif hasattr(value, "__dict__") and not isinstance(value, Tensor | nn.Module | type) and not callable(value):
+        inside = vars(value).values()
+    if inside is None or depth == 0:
+        yield value
+        return
+    for part in list(inside):
+        yield from _leaves(part, depth - 1)
 
 
 def tensors_of(x: Inputs) -> list[Tensor]:
@@ -87,7 +108,8 @@ def _pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
     leaves, structure = pytree.tree_flatten(x)
     facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else plain_fact(leaf) for leaf in leaves)
     dtypes = tuple(p.dtype for p in split.all_trunk_params().values())
-    return split.training_flags(), structure, facts, dtypes, tuple(map(id, split.trunk.buffers()))
+    trained = tuple(split.trunk_params())
+    return split.training_flags(), structure, facts, dtypes, trained, tuple(map(id, split.trunk.buffers()))
 
 
 def _traced_or_none(trace: Callable[[], T]) -> T | None:
