@@ -15,9 +15,9 @@ from splitfg.distributed import DistributedEstimator, ScoreLog, replay
 STEPS = 7
 
 
-def learner_of(split, *, K=4, lr=1e-2, law=None, log=None, **options):
+def learner_of(split, *, K=4, lr=1e-2, rho=0.3, law=None, log=None, **options):
     law = splitfg.Gaussian() if law is None else law
-    optimizer = torch.optim.Adam(splitfg.parameter_groups(split, lr=lr, rho=0.3))
+    optimizer = torch.optim.Adam(splitfg.parameter_groups(split, lr=lr, rho=rho))
     return splitfg.GradientLearner(split, splitfg.SplitFG(K=K, law=law), optimizer, log=log, **options)
 
 
@@ -161,7 +161,10 @@ def test_inexact_replays_accept_another_trunk(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"steps": 8}, "has 7 steps, not 8"), ({"line_search": splitfg.LineSearch()}, "a line search .* needs the data")],
+    [
+        ({"steps": 8}, "has 7 steps, not 8"),
+        ({"line_search": splitfg.LineSearch(), "rho": 1.0}, "a line search .* needs the data"),
+    ],
 )
 def test_replays_that_cannot_be_raise(tmp_path, options, words):
     train(tmp_path / "scores")

@@ -187,4 +187,18 @@ BUGS = (
         "exact = self.feedback",
         ("tests/oracle/test_anchored_feedback.py::test_anchors_are_backprop_and_other_steps_are_aligned_feedback",),
     ),
+    Bug(
+        "learned feedback: parts of a chunk without a place",
+        "sites/_record_tape.py",
+        "return pytree.tree_map_only(Tensor, self._part, output)",
+        "return output",
+        ("tests/oracle/test_learned_feedback_trunks.py::test_feedback_converges_to_the_gradient",),
+    ),
+    Bug(
+        "learned feedback: maps of layers without rows",
+        "feedback/_route.py",
+        "if tape.is_active(o.input) and o.input.numel()}",
+        "if tape.is_active(o.input)}",
+        ("tests/oracle/test_learned_feedback_trunks.py::test_an_expert_without_rows_keeps_its_map",),
+    ),
 )

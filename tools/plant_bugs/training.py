@@ -6,6 +6,7 @@ TRAINING = "tests/unit/test_training.py"
 SEARCH = "tests/unit/test_line_search.py"
 SEARCH_TROUBLE = "tests/unit/test_line_search_trouble.py"
 TRACES = "tests/unit/test_pass_traces.py"
+CHANGED = "tests/contract/test_changed_models.py"
 
 BUGS = (
     Bug(
@@ -32,8 +33,8 @@ BUGS = (
     Bug(
         "traced passes that keep a buffer that was replaced",
         "compiled/_traces.py",
-        "dtypes, tuple(map(id, split.trunk.buffers()))",
-        "dtypes",
+        "dtypes, trained, tuple(map(id, split.trunk.buffers()))",
+        "dtypes, trained",
         ("tests/unit/test_captured.py::TestTheSameSteps::test_a_replaced_buffer_is_read",),
     ),
     Bug(
@@ -49,6 +50,48 @@ BUGS = (
         "if split.traits(x).random:",
         "if not split.roles:",
         (f"{TRACES}::test_dropout_draws_the_masks_of_eager_code",),
+    ),
+    Bug(
+        "traced passes that keep what is trained",
+        "compiled/_traces.py",
+        "dtypes, trained, tuple(map(id, split.trunk.buffers()))",
+        "dtypes, tuple(map(id, split.trunk.buffers()))",
+        (f"{TRACES}::test_a_layer_that_thaws_between_captured_steps_is_trained",),
+    ),
+    Bug(
+        "captured steps of one kind in every mode",
+        "learners/captured.py",
+        "return tuple(maps.due for maps in self._measured), split.training_flags(), trained",
+        "return (tuple(maps.due for maps in self._measured),)",
+        (f"{CHANGED}::test_steps_of_another_mode_or_with_other_trained_parameters_are_other_graphs",),
+    ),
+    Bug(
+        "cached weights of an earlier pass",
+        "calling/_call.py",
+        "kept, parametrize._cache_enabled = parametrize._cache_enabled, 0",
+        "kept = parametrize._cache_enabled",
+        (f"{CHANGED}::test_a_cache_of_parametrized_weights_changes_nothing",),
+    ),
+    Bug(
+        "heads that draw random numbers",
+        "splitting/checks.py",
+        "return not before.same_in_torch(random_state())",
+        "return before is None",
+        (f"{CHANGED}::test_a_head_that_draws_random_numbers_raises",),
+    ),
+    Bug(
+        "names of parameters that are gone",
+        "splitting/_parameters.py",
+        "if registered == self._known[0]:",
+        "if registered:",
+        (f"{CHANGED}::test_parameters_that_change_after_the_split_raise",),
+    ),
+    Bug(
+        "dropout that is raised after the first batch",
+        "splitting/_split.py",
+        "(id(module), module.training, _rates(module))",
+        "(id(module), module.training, ())",
+        (f"{CHANGED}::test_dropout_that_is_raised_later_draws_one_mask_a_step",),
     ),
     Bug(
         "captured rates deaf to schedulers",

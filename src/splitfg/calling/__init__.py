@@ -1,11 +1,12 @@
 """Calls of modules with other parameters, after which the module is as it was."""
 
 from splitfg.calling._call import Places, call, eager_code, eager_parts, places_of
-from splitfg.calling._effects import Following, Observed, Traits
+from splitfg.calling._effects import Flags, Following, Observed, Traits
 from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
 from splitfg.calling._restore import ForwardState, forward_state, preserved, restored
 
 __all__ = [
+    "Flags",
     "Following",
     "ForwardState",
     "Observed",

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 from splitfg.calling._effects import Observed, copies
 from splitfg.calling._restore import restored
@@ -65,6 +66,19 @@ def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
+@contextmanager
+def computed_anew() -> Iterator[None]:
+    """Compute parametrized weights anew inside ``parametrize.cached()``, which holds those of earlier passes."""
+    if torch.compiler.is_compiling() or not parametrize._cache_enabled:
+        yield
+        return
+    kept, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = kept
+
+
 def call(
     module: nn.Module,
     params: Params,
@@ -89,7 +103,7 @@ def call(
     Returns:
         The module's return value.
     """
-    with restored(module, observed=observed), eager_parts(module):
+    with restored(module, observed=observed), eager_parts(module), computed_anew():
         if not torch.compiler.is_compiling():
             written = () if observed is None else observed.names(module)
         params = {**copies(module, written or ()), **params}

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-Flags: TypeAlias = tuple[bool, ...]
-"""The training flags of a network's modules."""
+Flags: TypeAlias = tuple[tuple[int, bool, tuple[float, ...]], ...]
+"""Identity, training flag and rates of dropout of a network's modules."""
 
 
 @dataclass(frozen=True)

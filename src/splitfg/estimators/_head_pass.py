@@ -28,6 +28,11 @@ class HeadPass:
         self._loss: Tensor | None = None
         self._grads: Params = {}
 
+    @property
+    def biased(self) -> bool:
+        """Whether u and the head's gradient are approximate."""
+        return self._split.head.biased
+
     def u(self, part: int, h: Tensor, target: Target) -> Tensor:
         """Return dL/dh of a part; new parts must come in order."""
         if part == len(self._us):

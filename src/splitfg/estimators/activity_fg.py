@@ -269,7 +269,7 @@ class ActivityFG:
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
-        stats = Stats(jvps=self.K, biased=self.engine.biased, scores=scores, norms=norms)
+        stats = Stats(jvps=self.K, biased=self.engine.biased or head.biased, scores=scores, norms=norms)
         grads = add_into(share.once(exact.grads), trunk)
         return Partial(exact.loss, grads, stats, state_update=change)
 

@@ -48,4 +48,4 @@ class FrozenTrunk:
                 head.u(i, split.part(i).h(part_x), part_y)
             exact = head.result()
             norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
-            return with_state(split, batch, Estimate(exact.loss, exact.grads, Stats(norms=norms)))
+            return with_state(split, batch, Estimate(exact.loss, exact.grads, Stats(biased=head.biased, norms=norms)))

@@ -159,7 +159,7 @@ class ParallelPull:
             check_gradients(norms)
             grads = _total(exact.grads, trunk, lookups)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
-        biased = self.own_block or self.pulls < path.groups(self.group)
+        biased = self.own_block or self.pulls < path.groups(self.group) or head.biased
         jvps = self.feedback.jvps if self._moved(path) else 0
         stats = Stats(jvps=jvps, block_backward=pass_.reverse_passes, biased=biased, norms=norms)
         return Partial(exact.loss, grads, stats, sums=found, complete=complete)

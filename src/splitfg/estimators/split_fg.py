@@ -96,7 +96,7 @@ class SplitFG(TangentSettings):
             exact = head.result()
             check_loss(exact.loss, scores)
             norms = {"u": exact.u.norm(), "head": norm(exact.grads, like=exact.u)}
-            stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
+            stats = Stats(jvps=self.K, biased=self.biased or head.biased, scores=scores, norms=norms)
             return Partial(exact.loss, share.once(exact.grads), stats, complete=partial(self._completed, source))
 
     def drawn_for(self, split: Split) -> Params:
@@ -183,7 +183,7 @@ class SplitFG(TangentSettings):
         check_loss(exact.loss, scores)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
-        stats = Stats(jvps=self.K, biased=self.biased, scores=scores, norms=norms)
+        stats = Stats(jvps=self.K, biased=self.biased or head.biased, scores=scores, norms=norms)
         return Estimate(exact.loss, add_into(exact.grads, trunk), stats)
 
 

@@ -74,8 +74,7 @@ class Relay(Route):
 
     def change(self, tape: Tape, noise: Noise, response: Response) -> Params:
         """Return the change of every layer's map, from how its input and output moved."""
-        read = [(place, o) for place, o in layer_operations(tape) if tape.is_active(o.input) and o.input.numel()]
-        samples = {place: _samples(o) for place, o in read}  # a layer that reads no rows responds to nothing
+        samples = {place: _samples(o) for place, o in layer_operations(tape) if tape.is_active(o.input)}
         calls = Counter(tape.operations[place].name for place in samples)
         rule, changes = self._rule(response), {}
         waiting: dict[str, list[tuple[Operation, Tensor, Tensor]]] = {}

@@ -44,6 +44,11 @@ class Head(nn.Module, ABC):
     def reverse_mode(self) -> bool:
         """Whether the head's gradient takes a reverse-mode pass, confined to the head."""
 
+    @property
+    def biased(self) -> bool:
+        """Whether u and the head's gradient are approximate."""
+        return False
+
     @abstractmethod
     def outputs(self, params: Params, h: Tensor) -> Tensor:
         """Compute the outputs ``(..., C)`` for h ``(..., d)`` as a function of the head's parameters."""

@@ -72,6 +72,11 @@ class ProbedHead(OpaqueHead):
         """``False``: the head is measured, never differentiated."""
         return False
 
+    @property
+    def biased(self) -> bool:
+        """``True``: finite differences have a truncation error."""
+        return True
+
     def outputs(self, params: Params, h: Tensor) -> Tensor:
         """Run the black box."""
         return self._run(params, h.clone())  # the black box may write to its input

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -30,7 +30,7 @@ from splitfg.splitting import Role
 from splitfg.training.capture import DeviceRates, Replay, memory_pool, stream_aside
 from splitfg.types import Estimate, Inputs, StepStats, Target
 
-_Kind: TypeAlias = tuple[bool, ...]
+_Kind: TypeAlias = tuple[Hashable, ...]
 
 _DRAWS = "the network draws random numbers, as dropout does"
 
@@ -57,8 +57,8 @@ class CapturedLearner:
     It takes the same steps as the eager learner, up to rounding, with the same tangents, and either can resume from the
     other's checkpoints.
 
-    Steps that measure the response of the trunk and steps that do not, as with ``Relay(every=4)``, have a graph each;
-    the two share their memory.
+    Steps that measure the response of the trunk and steps that do not, as with ``Relay(every=4)``, have a graph each,
+    and so do training and evaluation mode and every choice of trained parameters; all share their memory.
 
     The first step of either kind compares compiled and eager gradients. A network that draws random numbers, as
     dropout does in training mode, takes its masks from a seed of every step, which a CUDA graph cannot set: its steps
@@ -208,8 +208,9 @@ class CapturedLearner:
             self._generator = generator
         if generator is not self._generator:
             raise SplitError(["a captured step keeps the generator of its first call: pass the same one every time"])
-        if self._kind not in self._replays:
-            self._replays[self._kind] = Replay(
+        kind = self._kind
+        if kind not in self._replays:
+            self._replays[kind] = Replay(
                 self._advance,
                 device=self._device,
                 generator=generator,
@@ -217,12 +218,14 @@ class CapturedLearner:
                 eager=self._must_not_capture,
                 pool=self._pool,
             )
-        return self._replays[self._kind]
+        return self._replays[kind]
 
     @property
     def _kind(self) -> _Kind:
-        """The kind of the present step, which determines its operations: which maps make a measurement."""
-        return tuple(maps.due for maps in self._measured)
+        """The kind of the present step, which determines its operations: maps that measure, modes, what is trained."""
+        split = self._eager.split
+        trained = tuple(p.requires_grad for p in split.model.parameters())
+        return tuple(maps.due for maps in self._measured), split.training_flags(), trained
 
     def _random(self) -> bool:
         """Whether the network draws random numbers."""

@@ -83,7 +83,8 @@ def _attention(operation: Operation, delta: Tensor) -> Pulled:
     groups = q.shape[-3] // k.shape[-3] if argument(operation, 7, "enable_gqa", False) else 1
     read_k, read_v = k, v
     k, v = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (k, v))
-    scale = argument(operation, 6, "scale", None) or q.shape[-1] ** -0.5
+    given = argument(operation, 6, "scale", None)
+    scale = q.shape[-1] ** -0.5 if given is None else given
     scores = scale * (q @ k.mT)
     if causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()

@@ -62,7 +62,7 @@ class BlackBoxTrunk(ForwardOnlyTrunk):
             params = {name: p.detach().clone() for name, p in self.named_parameters()}
             like = next(iter(params.values()), torch.empty(0))
             try:
-                h = self._run(params, *inputs)
+                h = self._run(params, *(v.clone() if isinstance(v, Tensor) else v for v in inputs))
             except Exception as error:
                 error.add_note("BlackBoxTrunk calls run(params, *inputs): a dict of parameters, then the inputs")
                 raise

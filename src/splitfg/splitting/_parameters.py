@@ -7,7 +7,7 @@ from itertools import chain
 
 from torch import Tensor, nn
 
-from splitfg.errors import raise_if, shorten
+from splitfg.errors import SplitError, raise_if, shorten
 from splitfg.heads import Head
 from splitfg.splitting._joined import Joined
 from splitfg.splitting._padding import still_rows
@@ -25,6 +25,25 @@ class SplitParameters:
         self._trunk_names, self._head_names = names_of(trunk, self.model), names_of(head, self.model)
         self._of_trunk, self._of_head = set(self._trunk_names.values()), set(self._head_names.values())
         raise_if(self._problems())
+        self._known = [self._registered()]  # a list, which copies of the split share
+
+    def _registered(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, id(p)) for name, p in self.model.named_parameters())
+
+    def name_problems(self) -> list[str]:
+        """List the problem of parameters that were added, renamed or untied since the split was made."""
+        registered = self._registered()
+        if registered == self._known[0]:
+            return []
+        parts = ((self.trunk, self._trunk_names), (self.head, self._head_names))
+        try:
+            changed = any(not names_of(part, self.model).items() <= known.items() for part, known in parts)
+        except SplitError:  # a part holds a parameter that is not the model's any more
+            changed = True
+        if changed:
+            return ["parameters were added, replaced, renamed or untied since the model was split: split it again"]
+        self._known[0] = registered
+        return []
 
     @property
     def roles(self) -> dict[str, Role]:

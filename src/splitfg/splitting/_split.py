@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.calling import ForwardState, Observed, Traits, places_of, preserved, restored
+from splitfg.calling import Flags, ForwardState, Observed, Traits, places_of, preserved, restored
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
@@ -89,7 +89,7 @@ class Split(SplitParameters):
         raise_if(part_problems(trunk, head) or wrapper_problems([trunk, head, *([] if model is None else [model])]))
         super().__init__(trunk, head, tied, model)
         self.check, self.interface, self._trunk_places = check, interface or Interface(), places_of(trunk)
-        self._validated: set[tuple[Hashable, tuple[bool, ...]]] = set()
+        self._validated: set[tuple[Hashable, Flags]] = set()
         self._passes = Passes(getattr(head, "observed", None) or Observed())
         self._source: Split | None = None
 
@@ -97,9 +97,10 @@ class Split(SplitParameters):
         counts = {role.value: self.count(role) for role in Role}
         return f"Split({', '.join(f'{k}={v:,}' for k, v in counts.items() if v)})"
 
-    def training_flags(self) -> tuple[bool, ...]:
-        """Return ``training`` of every module of the trunk, the head and the model."""
-        return tuple(module.training for part in (self.trunk, self.head, self.model) for module in part.modules())
+    def training_flags(self) -> Flags:
+        """Return identity, ``training`` and rates of dropout of every module of the trunk, the head and the model."""
+        parts = (self.trunk, self.head, self.model)
+        return tuple((id(module), module.training, _rates(module)) for part in parts for module in part.modules())
 
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
         """Run a validation that needs a batch, unless it has passed before in the present training mode.
@@ -324,3 +325,9 @@ def require_split(split: object) -> None:
     """Raise :class:`SplitError` if the argument is not a :class:`Split`."""
     if not isinstance(split, Split):
         raise SplitError([f"split must be a Split, got {type(split).__name__}: make one with splitfg.split(model)"])
+
+
+def _rates(module: nn.Module) -> tuple[float, ...]:
+    """Return the numbers among a module's attributes that usually are rates of dropout."""
+    held = vars(module)
+    return tuple(held[name] for name in ("p", "dropout", "drop_prob") if isinstance(held.get(name), float))

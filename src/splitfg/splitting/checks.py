@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import Traits, preserved
+from splitfg.calling import Traits, preserved, random_state, same_generators
 from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
+from splitfg.heads import Head
 from splitfg.splitting._backward_rules import warn_of_hooks, warn_unreached
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
@@ -140,7 +141,12 @@ def _traits(split: Split, x: Inputs) -> Traits:
 
 
 def batch_problems(split: Split, x: Inputs, y: object, generator: object) -> list[str]:
-    """List the problems of inputs, target and generator that show without running the network."""
+    """List the problems of network, inputs, target and generator that show without running the network."""
+    found = split.name_problems()
+    if not split.trained_params():
+        found.append("no parameter requires a gradient: set requires_grad on what is to be trained")
+    if found:
+        return found
     found = _tensor_problems(split, x, y)
     device = next(iter(split.trained_params().values())).device
     if not isinstance(generator, torch.Generator | None):
@@ -287,11 +293,21 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
     # a draw that decides whether to skip a layer may come out the same twice
     if not all(_same(h, split.h(x)) for _ in range(8 if sources else 1)):
         return [_changing(sources)]
-    if next(split.head.buffers(), None) is not None:
-        with suppress(Exception):  # check_h explains why h does not fit the head
-            split.head.predict(h)  # shows which buffers the head writes to in place
+    # the outputs of other heads may be large, and are a function of h
+    opaque = split.head.out_features is None or next(split.head.buffers(), None) is not None
+    if opaque and _draws(split.head, h):
+        return ["the head draws random numbers, as F.dropout does in training mode: call .eval() on it"]
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
+
+
+def _draws(head: Head, h: Tensor) -> bool:
+    """Return whether a head draws random numbers; shows, too, which buffers it writes to in place."""
+    with same_generators():
+        before = random_state()
+        with suppress(Exception):  # check_h explains why h does not fit the head
+            head.predict(h)
+        return not before.same_in_torch(random_state())
 
 
 def _same(h: Tensor, again: Tensor) -> bool:
