@@ -1,5 +1,7 @@
 """Models that change after their split, and passes with effects of their own: followed exactly, or an error."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from _toolkit import DOUBLE, classes, exact, generator, noise, seeded
@@ -170,6 +172,47 @@ def test_a_black_box_may_write_to_its_inputs():
     first = estimated(s, SplitFG(K=2, engine=CentralDifference()))
     assert torch.equal(X, before)
     torch.testing.assert_close(estimated(s, FrozenTrunk()).loss, first.loss)
+
+
+class Centred(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, 5)
+
+    def forward(self, h):
+        return self.layer(h - h.mean(0))
+
+
+@pytest.mark.parametrize("estimator", [SplitFG(K=2, micro_batch=3), Backprop(micro_batch=3)])
+def test_rows_that_mix_are_not_divided(estimator):
+    mixing, plain = Centred(4).double(), nn.Linear(4, 5).double()
+    for trunk, head, words in (
+        (mixing, LinearHead(nn.Linear(5, 3).double()), "the trunk mixes the rows"),
+        (plain, ReverseModeHead(Centred(5).double()), "the head mixes the rows"),
+    ):
+        with pytest.raises(SplitError, match=f"{words} .* pass micro_batch=None"):
+            estimated(Split(trunk, head), estimator)
+        estimated(Split(trunk, head), replace(estimator, micro_batch=None))
+
+
+def test_a_probed_head_that_mixes_rows_raises():
+    s = Split(nn.Linear(4, 5).double(), ProbedHead(Centred(5).double()))
+    with pytest.raises(SplitError, match=r"the head mixes the rows .* use ReverseModeHead"):
+        estimated(s)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_hooks_that_change_a_linear_heads_outputs_raise(late):
+    s = Split(nn.Linear(4, 5).double(), LinearHead(nn.Linear(5, 3).double()))
+    if late:
+        estimated(s)
+    layer, seen = s.head.layers[0], []
+    layer.register_forward_hook(lambda _m, _a, z: seen.append(z.shape))
+    estimated(s)
+    assert seen
+    layer.register_forward_hook(lambda _m, _a, z: 2 * z)
+    with pytest.raises(SplitError, match="a hook changes the outputs of the head"):
+        estimated(s)
 
 
 def test_steps_of_another_mode_or_with_other_trained_parameters_are_other_graphs():

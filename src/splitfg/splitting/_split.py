@@ -42,6 +42,9 @@ LOOKUPS = "lookups"
 HOOKS = "hooks"
 """Key of the search for hooks on the backward pass."""
 
+ROWS = "rows"
+"""Key, with whether the batch is divided, of the validation that rows do not mix."""
+
 OWN_LOSS = "own loss"
 """Key of the comparison of the loss with the one that the model computes from labels."""
 
@@ -134,7 +137,8 @@ class Split(SplitParameters):
         # validating the twin itself would run it, and so compile it for evaluation too
         passed = {key for key, flags in self._validated if flags == self.training_flags()}
         twin._validated = {
-            (key, twin.training_flags()) for key in {FIRST_BATCH, TANGENTS, HEAD_TANGENTS, LOOKUPS, HOOKS, *passed}
+            (key, twin.training_flags())
+            for key in {FIRST_BATCH, TANGENTS, HEAD_TANGENTS, LOOKUPS, HOOKS, (ROWS, True), (ROWS, False), *passed}
         }
         twin._passes, twin._source = self._passes, self
         return twin

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import Traits, preserved, random_state, same_generators
+from splitfg.calling import Traits, preserved
 from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
-from splitfg.heads import Head
 from splitfg.splitting._backward_rules import warn_of_hooks, warn_unreached
 from splitfg.splitting._batches import has_rows, parts
 from splitfg.splitting._black_box import ForwardOnlyTrunk
@@ -21,7 +20,8 @@ from splitfg.splitting._duals import without_graph
 from splitfg.splitting._lookup_checks import lookup_problems
 from splitfg.splitting._module_checks import micro_batch_problems, mode_problems, table_problems
 from splitfg.splitting._passes import same_parameters, skip_checks
-from splitfg.splitting._split import FIRST_BATCH, HOOKS, LOOKUPS, Split, require_split
+from splitfg.splitting._row_checks import draws, head_hooks, hook_problems, mixing_problems
+from splitfg.splitting._split import FIRST_BATCH, HOOKS, LOOKUPS, ROWS, Split, require_split
 from splitfg.types import Inputs, Target
 
 __all__ = [
@@ -102,13 +102,19 @@ def begin_step(
         found += micro_batch_problems(split, y, micro_batch)
     if found:
         raise SplitError(found + _further_problems(split, x, y))
-    part, _ = next(parts(x, y, micro_batch))
+    part, target = next(parts(x, y, micro_batch))
     if not split.check or _traits(split, part) is not _UNKNOWN:
         split = split.for_step(part, generator)
     with _explained_part(split, x, micro_batch):
         split.validate_once(FIRST_BATCH, lambda: _first_use_problems(split, part))
     if tangents and not isinstance(split.trunk, ForwardOnlyTrunk):
         split.validate_once(LOOKUPS, lambda: lookup_problems(split, part))
+    if not isinstance(split.trunk, ForwardOnlyTrunk):
+        divided = micro_batch is not None and micro_batch < y.shape[0]
+        split.validate_once((ROWS, divided), lambda: mixing_problems(split, part, target, divided=divided))
+    hooks = head_hooks(split.head)
+    if hooks:
+        split.validate_once(hooks, lambda: hook_problems(split, part))
     if not reverse and not isinstance(split.trunk, ForwardOnlyTrunk):
         split.validate_once(HOOKS, lambda: warn_of_hooks(split, part))
     return split
@@ -295,19 +301,10 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
         return [_changing(sources)]
     # the outputs of other heads may be large, and are a function of h
     opaque = split.head.out_features is None or next(split.head.buffers(), None) is not None
-    if opaque and _draws(split.head, h):
+    if opaque and draws(split.head, h):
         return ["the head draws random numbers, as F.dropout does in training mode: call .eval() on it"]
     problem = split.disagreement(x)
     return [] if problem is None else [problem]
-
-
-def _draws(head: Head, h: Tensor) -> bool:
-    """Return whether a head draws random numbers; shows, too, which buffers it writes to in place."""
-    with same_generators():
-        before = random_state()
-        with suppress(Exception):  # check_h explains why h does not fit the head
-            head.predict(h)
-        return not before.same_in_torch(random_state())
 
 
 def _same(h: Tensor, again: Tensor) -> bool:
