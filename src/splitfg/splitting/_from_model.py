@@ -61,7 +61,9 @@ def split(
 
     Args:
         model: The network; the split shares its parameters and their names.
-        at: Dotted name of the module that reads h; by default the last :class:`torch.nn.Linear`.
+        at: Dotted name of the module that reads h; by default the last :class:`torch.nn.Linear`. With ``at`` or
+            ``head`` the model is traced: numbers in attributes of your own modules, such as a temperature, stay as
+            they are. Split the model again after changing one.
         loss: Loss on the model's outputs; cross-entropy by default.
         head: Makes the head from the part after h, e.g. ``ReverseModeHead`` or ``ProbedHead``.
         tied: Policy for parameters that trunk and head share.
