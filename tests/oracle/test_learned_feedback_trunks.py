@@ -192,6 +192,17 @@ LINEAR = {
 }
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(5, 5), nn.Conv2d(1, 5, 1)])
+def test_a_layer_that_reads_no_rows_raises(layer):
+    def forward(m, x):
+        h = m.a(x).mean(0)
+        return m.a(x) + (m.layer(h) if h.ndim == m.layer.weight.ndim - 1 else m.layer(h[None, None]).mean((1, 2)))
+
+    s = network(lambda: Trunk(forward, a=nn.Linear(5, 5), layer=layer))
+    with pytest.raises(SplitError, match=r"layer reads a tensor of shape .* call it on x\.unsqueeze\(0\)"):
+        LearnedFeedback()(s, inputs(), targets(), generator=generator())
+
+
 @pytest.mark.parametrize("name", LINEAR)
 def test_direct_feedback_converges_on_linear_trunks(name):
     found = errors(network(LINEAR[name]), inputs(), targets(), route=Direct, steps=200)

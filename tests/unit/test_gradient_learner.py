@@ -80,11 +80,16 @@ class TestGradientLearner:
         for n, p in values(s).items():
             torch.testing.assert_close(p, before[n] - grads[n])
 
+    @pytest.mark.parametrize("frozen_first", [False, True])
     @pytest.mark.parametrize("bound", [0.05, 0.2, 1e3])
-    def test_apart_trunk_and_head_are_clipped_each_by_itself(self, bound):
+    def test_apart_trunk_and_head_are_clipped_each_by_itself(self, bound, frozen_first):
+        """Also where the trunk thaws after the learner was made."""
         s = mlp_split(3, 4, 3)
         before, grads = values(s), Backprop()(s, self.x, self.y).grads
-        ours = GradientLearner(s, Backprop(), SGD(lr=1.0).build(s), max_norm=bound, clip_apart=True)
+        optimizer = SGD(lr=1.0).build(s)
+        s.trunk[0].requires_grad_(not frozen_first)
+        ours = GradientLearner(s, Backprop(), optimizer, max_norm=bound, clip_apart=True)
+        s.trunk[0].requires_grad_(True)
         ours.step(self.x, self.y, generator=generator())
         trunk = set(s.trunk_params())
         for names in (trunk, set(grads) - trunk):

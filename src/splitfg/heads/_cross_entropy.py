@@ -53,6 +53,8 @@ class CrossEntropy(OutputLoss):
         super().__init__()
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
+        if not isinstance(class_weights, Tensor | None):
+            raise ValueError(f"class_weights is a {type(class_weights).__name__}: pass a tensor, one weight per class")
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.targets_elsewhere = False

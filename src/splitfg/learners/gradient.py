@@ -88,7 +88,8 @@ class GradientLearner:
             f"learned_state() of the estimator uses the name {name!r}, which is reserved: rename it" for name in taken
         ]
         raise_if(found + ([] if line_search is None else rho_of_its_own(optimizer)))
-        apart = tuple(split.trunk_params()) if clip_apart else ()
+        exact = {*split.head_params()} - {*split.trunk_params()}
+        apart = tuple(n for n in split.all_trunk_params() if n not in exact) if clip_apart else ()  # some may thaw
         self.update = Update(split.model, optimizer, schedule=schedule, max_norm=max_norm, apart=apart)
 
     @property

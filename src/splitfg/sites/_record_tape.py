@@ -150,6 +150,7 @@ class _Recorder(TorchFunctionMode):
         outputs = [t for t in tensors_in(operation.output) if is_differentiable(t)]
         if not outputs or not (active or any(self._depends(t) for t in tensors_in((operation.args, operation.kwargs)))):
             return operation.output
+        _require_rows(operation)
         output = operation.output
         if self._alter is not None:
             output = self._alter(self._store.count, output)
@@ -286,3 +287,17 @@ def _memory(t: Tensor) -> int:
         while torch._C._functorch.is_functorch_wrapped_tensor(t):
             t = torch._C._functorch.get_unwrapped(t)
         return t.untyped_storage().data_ptr()
+
+
+def _require_rows(operation: Operation) -> None:
+    """Raise an error if a layer reads one sample without a dimension of rows."""
+    module = operation.module
+    if isinstance(module, nn.Linear):
+        dims = 2
+    elif isinstance(module, nn.modules.conv._ConvNd):
+        dims = module.weight.ndim
+    else:
+        return
+    if operation.input.ndim < dims:
+        words = f"{operation.name} reads a tensor of shape {tuple(operation.input.shape)}, without a dimension of rows"
+        raise SplitError([f"{words}: call it on x.unsqueeze(0), and use .squeeze(0) on what it returns"])

@@ -112,8 +112,8 @@ class TabularEstimator(BaseEstimator, ABC):
             X: DataFrame, array or scipy sparse matrix of shape ``(n, features)``. Numbers are standardised, also those
                 of an object column that holds nothing else; NaN is a missing value and becomes the mean. Columns of a
                 DataFrame that hold text, categories or booleans become integer codes, the most frequent category
-                first, which are standardised too. A sparse matrix gives the same numbers as the dense array and stays
-                sparse: batches become dense one at a time.
+                first, which are standardised too. A sparse matrix is standardised as the dense array is and stays
+                sparse: batches become dense one at a time. Its rows are shuffled in another order.
             y: Targets of shape ``(n,)``.
             sample_weight: Non-negative weights of shape ``(n,)``.
 
