@@ -113,6 +113,7 @@ class CapturedLearner:
         self._x: Any = None
         self._y: Target | None = None
         self._measured = [maps for maps in learner.learned.values() if isinstance(maps, EveryNth)]
+        self._modules, self._parameters = list(learner.split.model.modules()), list(learner.split.model.parameters())
         self._checked: set[_Kind] = set()
         self.eager = self._warned = False
         self._rates: DeviceRates
@@ -223,9 +224,9 @@ class CapturedLearner:
     @property
     def _kind(self) -> _Kind:
         """The kind of the present step, which determines its operations: maps that measure, modes, what is trained."""
-        split = self._eager.split
-        trained = tuple(p.requires_grad for p in split.model.parameters())
-        return tuple(maps.due for maps in self._measured), split.training_flags(), trained
+        modes = tuple(module.training for module in self._modules)
+        trained = tuple(p.requires_grad for p in self._parameters)
+        return tuple(maps.due for maps in self._measured), modes, trained
 
     def _random(self) -> bool:
         """Whether the network draws random numbers."""
