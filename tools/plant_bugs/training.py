@@ -61,7 +61,7 @@ BUGS = (
     Bug(
         "captured steps of one kind in every mode",
         "learners/captured.py",
-        "return tuple(maps.due for maps in self._measured), modes, trained",
+        "return tuple(maps.due for maps in self._measured), modes",
         "return (tuple(maps.due for maps in self._measured),)",
         (f"{CHANGED}::test_steps_of_another_mode_or_with_other_trained_parameters_are_other_graphs",),
     ),

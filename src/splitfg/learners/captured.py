@@ -60,10 +60,10 @@ class CapturedLearner:
     Steps that measure the response of the trunk and steps that do not, as with ``Relay(every=4)``, have a graph each,
     and so do training and evaluation mode and every choice of trained parameters; all share their memory.
 
-    The first step of either kind compares compiled and eager gradients. A network that draws random numbers, as
-    dropout does in training mode, takes its masks from a seed of every step, which a CUDA graph cannot set: its steps
-    run without a graph, with a warning. They are compiled, with the masks of eager code, for :class:`~splitfg.SplitFG`
-    and :class:`~splitfg.ForwardGradient` with forward mode and :class:`~splitfg.Backprop`, and eager for others.
+    The first step of every kind compares compiled and eager gradients. A network that draws random numbers, as dropout
+    does, takes its masks from a seed of every step, which a CUDA graph cannot set: its steps run without a graph, with
+    a warning. They are compiled for :class:`~splitfg.SplitFG` and :class:`~splitfg.ForwardGradient` with forward mode
+    and :class:`~splitfg.Backprop`, and eager for others.
 
     A CUDA graph replays the numbers that Python read when it was captured. Make a value that changes during training,
     such as a temperature, a buffer that the network uses as a tensor, and change the buffer in place.
@@ -224,9 +224,8 @@ class CapturedLearner:
     @property
     def _kind(self) -> _Kind:
         """The kind of the present step, which determines its operations: maps that measure, modes, what is trained."""
-        modes = tuple(module.training for module in self._modules)
-        trained = tuple(p.requires_grad for p in self._parameters)
-        return tuple(maps.due for maps in self._measured), modes, trained
+        modes = (*(m.training for m in self._modules), *(p.requires_grad for p in self._parameters))
+        return tuple(maps.due for maps in self._measured), modes
 
     def _random(self) -> bool:
         """Whether the network draws random numbers."""
