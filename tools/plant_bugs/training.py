@@ -74,10 +74,17 @@ BUGS = (
     ),
     Bug(
         "heads that draw random numbers",
-        "splitting/checks.py",
+        "splitting/_row_checks.py",
         "return not before.same_in_torch(random_state())",
         "return before is None",
         (f"{CHANGED}::test_a_head_that_draws_random_numbers_raises",),
+    ),
+    Bug(
+        "rows that mix in parts of a batch",
+        "splitting/_row_checks.py",
+        "if not _equal(own, h[:rows]):",
+        "if own is None:",
+        (f"{CHANGED}::test_rows_that_mix_are_not_divided",),
     ),
     Bug(
         "names of parameters that are gone",
