@@ -98,3 +98,11 @@ def each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
         shared = start in seen or g.untyped_storage().nbytes() < g.numel() * g.element_size()
         seen.add(start)
         yield g.clone(memory_format=torch.contiguous_format) if shared else g
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors have one shape and are equal up to the rounding of sums in another order."""
+    if found.shape != expected.shape:
+        return False
+    allowed = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 0.05)
+    return bool((found - expected).double().norm() <= allowed * expected.double().norm())

@@ -82,7 +82,7 @@ BUGS = (
     Bug(
         "rows that mix in parts of a batch",
         "splitting/_row_checks.py",
-        "if not _equal(own, h[:rows]):",
+        "if not close(own, h[:rows]):",
         "if own is None:",
         (f"{CHANGED}::test_rows_that_mix_are_not_divided",),
     ),

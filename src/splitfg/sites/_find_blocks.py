@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError, raise_if, shorten
+from splitfg.numerics import close
 from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._layers import has_layer_gradients
 from splitfg.sites._pullback import has_pull_back, is_norm
 from splitfg.sites._taps import tapped
-from splitfg.sites._validate import broadcasts, close, read_rows
+from splitfg.sites._validate import broadcasts, read_rows
 from splitfg.splitting import Split, split as cut
 from splitfg.types import Inputs
 

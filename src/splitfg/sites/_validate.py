@@ -9,16 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.numerics import close
 from splitfg.sites._activities import Activities
 from splitfg.sites._path import ResidualPath
 from splitfg.sites._taps import tapped
 from splitfg.splitting import Split
 from splitfg.splitting.checks import skip_checks
 from splitfg.types import Inputs
-
-# Relative; covers the rounding of a sum in another order.
-_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-_NARROW_ROUNDING = 0.05
 
 
 @dataclass(frozen=True)
@@ -151,9 +148,3 @@ def broadcasts(written: Tensor, stream: Tensor) -> bool:
     """Return whether a value can be added to a stream without changing its shape."""
     sizes = zip(reversed(written.shape), reversed(stream.shape), strict=False)
     return written.ndim <= stream.ndim and all(own in (1, rows) for own, rows in sizes)
-
-
-def close(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    allowed = _ROUNDING.get(expected.dtype, _NARROW_ROUNDING)
-    return bool((found - expected).double().norm() <= allowed * expected.double().norm())

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import RandomState, drawing_from
+from splitfg.numerics import close
 from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._blocks import block_states, entries, run_block
 from splitfg.sites._taps import Arguments, tapped
-from splitfg.sites._validate import broadcasts, close, read_rows
+from splitfg.sites._validate import broadcasts, read_rows
 from splitfg.sites._validate_inside import side_problems, writer_problems
 from splitfg.splitting import Split
 from splitfg.splitting.checks import skip_checks

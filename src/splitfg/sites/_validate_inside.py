@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.errors import shorten
+from splitfg.numerics import close
 from splitfg.sites._block_path import PathBlock
 from splitfg.sites._blocks import Further, block_params, run_block
 from splitfg.sites._layers import layer_gradients
 from splitfg.sites._taps import tapped
-from splitfg.sites._validate import close
 from splitfg.splitting import explained_reverse
 from splitfg.types import Params
 

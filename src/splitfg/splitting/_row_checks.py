@@ -9,12 +9,10 @@ from torch import Tensor
 
 from splitfg.calling import random_state, same_generators
 from splitfg.heads import Head, LinearHead, ProbedHead
+from splitfg.numerics import close
 from splitfg.splitting._batches import parts
 from splitfg.splitting._split import Split
 from splitfg.types import Inputs, Target
-
-_ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-3}
-_NARROW_ROUNDING = 0.05
 
 
 def draws(head: Head, h: Tensor) -> bool:
@@ -41,7 +39,7 @@ def hook_problems(split: Split, x: Inputs) -> list[str]:
         outputs = h
         for layer in split.head.layers:
             outputs = layer(outputs)
-        if _equal(outputs, split.head.predict(h)):
+        if close(outputs, split.head.predict(h)):
             return []
     return ["a hook changes the outputs of the head, which its closed form ignores: remove it, or use ReverseModeHead"]
 
@@ -65,19 +63,11 @@ def mixing_problems(split: Split, x: Inputs, y: Target, *, divided: bool) -> lis
             some, _ = next(parts(x, y, y.shape[0] // 2))
             own = split.h(some)
             rows = len(own)
-            if not _equal(own, h[:rows]):
+            if not close(own, h[:rows]):
                 return [f"the trunk {_MIXES}: pass micro_batch=None"]
-        if split.head.out_features is not None or _equal(split.head.predict(h[:rows]), split.head.predict(h)[:rows]):
+        if split.head.out_features is not None or close(split.head.predict(h[:rows]), split.head.predict(h)[:rows]):
             return []
     return [f"the head {_MIXES}: {'use ReverseModeHead' if probed else 'pass micro_batch=None'}"]
 
 
 _MIXES = "mixes the rows of a batch, as with h - h.mean(0), so that a part of a batch gives another result"
-
-
-def _equal(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding."""
-    if found.shape != expected.shape:
-        return False
-    allowed = _ROUNDING.get(expected.dtype, _NARROW_ROUNDING)
-    return bool((found - expected).double().norm() <= allowed * expected.double().norm())
