@@ -21,6 +21,7 @@ from splitfg import (
     SplitFG,
     split,
 )
+from splitfg.compiled._traces import constants_of
 from splitfg.estimators import compiled
 from splitfg.learners import CapturedLearner
 from splitfg.recipes import SGD
@@ -121,6 +122,13 @@ def test_a_changed_attribute_is_traced_anew(estimator, attribute, value):
         setattr(model, attribute, value)
 
 
+def test_every_tensor_whose_id_tells_traces_apart_is_kept():
+    model, _ = tempered()
+    model.register_buffer("scale", torch.ones(3))
+    key, held = constants_of(model.modules())
+    assert {id(model.offset), id(model.scale)} == {id(tensor) for tensor in held} == {i for i in key if i > 1e6}
+
+
 def test_a_layer_that_thaws_between_captured_steps_is_trained():
     models = []
     for fast in (False, True):
@@ -145,7 +153,7 @@ def test_an_attribute_that_changes_in_every_pass_runs_in_eager_code():
             close(fast(twin, X, Y, generator=generator()).grads, expected.grads)
     words = [str(w.message) for w in warned]
     assert len(words) == 2  # for the recorded pass and for the tangents
-    assert all("attributes of the trunk's modules change from pass to pass" in text for text in words)
+    assert all("attributes or buffers of the trunk change from pass to pass" in text for text in words)
 
 
 def test_inputs_may_hold_what_cannot_be_hashed():

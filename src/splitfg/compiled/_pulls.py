@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from splitfg.compiled._recorder import Compile
-from splitfg.compiled._traces import plain_fact, python_values
+from splitfg.compiled._traces import constants_of, plain_fact
 from splitfg.sites import BlockInput, Pulled, block_params, pull_with, pulled_names
 from splitfg.types import Params
 
@@ -40,10 +40,9 @@ class CompiledPuller:
         leaves, structure = pytree.tree_flatten(list(given.further))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         arguments = (params, given.x, tensors, list(deltas))
-        held = tuple(b for module in modules for b in module.buffers())
         plain = tuple(None if isinstance(leaf, Tensor) else plain_fact(leaf) for leaf in leaves)
-        values = python_values(m for module in modules for m in module.modules())
-        key = (given.block, names, to_input, values, plain, structure, _facts(arguments), tuple(map(id, held)))
+        constants, held = constants_of(m for module in modules for m in module.modules())
+        key = (given.block, names, to_input, constants, plain, structure, _facts(arguments))
         if key not in self._pulls:
             self._pulls[key] = self._traced(trunk, given, names, to_input, arguments), held
         run, _ = self._pulls[key]

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from splitfg.compiled._recorder import Compile
 from splitfg.compiled._traces import PassTraces, tensors_of, with_tensors
-from splitfg.engines import ForwardMode, forward_jvps
+from splitfg.engines import forward_jvps
 from splitfg.sites import shifted
 from splitfg.splitting import Split
 from splitfg.types import Inputs, Params
@@ -38,16 +38,15 @@ class CompiledResponder:
     """A :class:`Responder` that runs forward mode in compiled code.
 
     As in :class:`CompiledRecorder`, the pass is first traced to its operators, once for every shape of inputs and
-    noise; values that are neither parameters nor inputs are constants of the trace. Runs a trunk that draws random
-    numbers, or cannot be traced, in eager code; the latter with a warning.
+    noise; values that are neither parameters nor inputs are constants of the trace.
 
     Args:
-        engine: Pushes tangents where the trunk cannot be traced.
+        eager: Pushes noise through a trunk that draws random numbers or, with a warning, cannot be traced.
         compile_: Compiles a function.
     """
 
-    def __init__(self, engine: ForwardMode, compile_: Compile) -> None:
-        self._engine, self._compile = engine, compile_
+    def __init__(self, eager: Responder, compile_: Compile) -> None:
+        self._eager, self._compile = eager, compile_
         self._passes = PassTraces[_Run]()
 
     def __call__(self, split: Split, x: Inputs, noise: Params, top: str | None) -> Tensor:
@@ -55,8 +54,7 @@ class CompiledResponder:
         shapes = tuple((name, e.shape, e.dtype) for name, e in noise.items())
         run = self._passes.get(split, x, (top, shapes), partial(_trace, split, x, noise, top, self._compile))
         if run is None:
-            f = shifted(split.trunk, partial(split.trunk_function(x), {}), noise, top)
-            return self._engine(f, _still(noise), noise)[1]
+            return self._eager(split, x, noise, top)
         return run(split.all_trunk_params(), tensors_of(x), noise)
 
 

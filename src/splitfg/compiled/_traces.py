@@ -25,10 +25,10 @@ _DEPTH = 3
 
 
 class PassTraces(Generic[T]):
-    """Traces by the shapes and settings that they depend on, and by the attributes of the trunk's modules.
+    """Traces by the shapes and settings that they depend on, and by attributes and buffers of the trunk's modules.
 
     A trunk that cannot be traced, or whose attributes change from pass to pass, has no trace: it runs in eager code,
-    with a warning.
+    with a warning. Other values in the same buffer need no new trace; another buffer in its place does.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,14 @@ class PassTraces(Generic[T]):
         """
         if split.traits(x).random:
             return None  # a trace draws its own masks, from torch's global generator
-        base, held = (further, *_pass_facts(split, x)), tuple(split.trunk.buffers())  # ids of tensors that are kept
-        key = (base, python_values(chain(split.model.modules(), split.trunk.modules())))
+        base = (further, *_pass_facts(split, x))
+        constants, held = constants_of(chain(split.model.modules(), split.trunk.modules()))
+        key = (base, constants)
         if key not in self._made:
             self._counts[base] += 1
             made = _traced_or_none(trace) if self._counts[base] <= _MOST else None
             if self._counts[base] == _MOST + 1:
-                words = "attributes of the trunk's modules change from pass to pass, which compiled code does not see"
+                words = "attributes or buffers of the trunk change from pass to pass, unseen by compiled code"
                 warnings.warn(f"{words}: the trunk runs in eager code", stacklevel=4)
             if self._counts[base] > _MOST:
                 return None
@@ -60,13 +61,21 @@ class PassTraces(Generic[T]):
         return self._made[key][0]
 
 
-def python_values(modules: Iterable[nn.Module]) -> tuple[Hashable, ...]:
-    """Return the numbers, texts and tensors in the attributes of modules; a trace holds them as constants."""
-    held = (value for module in modules for name, value in vars(module).items() if name not in _TORCHS_OWN)
-    values = (leaf for value in held for leaf in _leaves(value))
-    return tuple(
-        id(v) if isinstance(v, Tensor) else v for v in values if isinstance(v, bool | int | float | str | Tensor)
-    )
+def constants_of(modules: Iterable[nn.Module]) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """Return what a trace of modules holds as constants: their buffers, and numbers, texts and tensors in attributes.
+
+    Returns:
+        A key that tells constants apart, and the tensors whose ids it holds. An id is unique only among tensors that
+        exist: keep the tensors as long as the key.
+    """
+    found: list[bool | int | float | str | Tensor] = []
+    for module in modules:
+        attributes = [value for name, value in vars(module).items() if name not in _TORCHS_OWN]
+        leaves = (leaf for value in attributes for leaf in _leaves(value))
+        found += [leaf for leaf in leaves if isinstance(leaf, bool | int | float | str | Tensor)]
+        found += module.buffers(recurse=False)
+    key = tuple(id(value) if isinstance(value, Tensor) else value for value in found)
+    return key, tuple(value for value in found if isinstance(value, Tensor))
 
 
 def _leaves(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
@@ -109,7 +118,7 @@ def _pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
     facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else plain_fact(leaf) for leaf in leaves)
     dtypes = tuple(p.dtype for p in split.all_trunk_params().values())
     trained = tuple(split.trunk_params())
-    return split.training_flags(), structure, facts, dtypes, trained, tuple(map(id, split.trunk.buffers()))
+    return split.training_flags(), structure, facts, dtypes, trained
 
 
 def _traced_or_none(trace: Callable[[], T]) -> T | None:

@@ -138,7 +138,7 @@ class ActivityFG:
 
     def compiled(self, split: Split, compile_: Compile) -> tuple[Split, ActivityFG]:
         """Compile the recorded pass, forward mode and the head; other engines push tangents in eager code."""
-        responder = CompiledResponder(self.engine, compile_) if isinstance(self.engine, ForwardMode) else None
+        responder = CompiledResponder(self._respond, compile_) if isinstance(self.engine, ForwardMode) else None
         fast = replace(self, recorder=CompiledRecorder(compile_), responder=responder)
         return with_compiled_head(split, compile_), fast
 
