@@ -418,6 +418,13 @@ class TestState:
         assert s.trunk[1].num_batches_tracked == 1
         assert not torch.equal(s.trunk[1].running_mean, before["1.running_mean"])
 
+    def test_a_step_keeps_the_modes_it_began_with(self):
+        network = split(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 3)))
+        step = network.in_present_mode()
+        network.model.eval()
+        assert step.training_flags() == step.in_present_mode().training_flags() != network.training_flags()
+        assert network.in_present_mode().training_flags() == network.training_flags()
+
     def test_a_copy_of_a_split_works(self):
         s = cut("both")
         SplitFG(2)(s, X, Y, generator=generator())

@@ -190,7 +190,7 @@ BUGS = (
     Bug(
         "learned feedback: parts of a chunk without a place",
         "sites/_record_tape.py",
-        "return pytree.tree_map_only(Tensor, self._part, output)",
+        "return mapped(Tensor, self._part, output)",
         "return output",
         ("tests/oracle/test_learned_feedback_trunks.py::test_feedback_converges_to_the_gradient",),
     ),

@@ -1,7 +1,7 @@
 """Calls of modules with other parameters, after which the module is as it was."""
 
 from splitfg.calling._call import Places, call, eager_code, eager_parts, places_of
-from splitfg.calling._effects import Flags, Following, Observed, Traits
+from splitfg.calling._effects import Flags, Following, Observed, Traits, registered_modules
 from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
 from splitfg.calling._restore import ForwardState, forward_state, preserved, restored
 
@@ -21,6 +21,7 @@ __all__ = [
     "places_of",
     "preserved",
     "random_state",
+    "registered_modules",
     "restored",
     "same_generators",
 ]

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._map_rules import AlignedMaps, MapRule, Proximal
 from splitfg.feedback._responses import Noise, Response, white_noise
 from splitfg.feedback._route import Route, Shares, read_places
 from splitfg.numerics import widened
-from splitfg.sites import Tape, layer_operations
+from splitfg.sites import Tape, layer_operations, leaves
 from splitfg.types import Params
 
 
@@ -154,10 +153,10 @@ def _last_layer(tape: Tape) -> int | None:
     place, last = layers[-1]
     after = {id(last.output)}
     for operation in tape.operations[place + 1 :]:
-        inputs = pytree.tree_leaves((operation.args, operation.kwargs))
+        inputs = leaves((operation.args, dict(operation.kwargs)))
         if any(tape.is_active(t) and id(t) not in after for t in inputs):
             return None
-        after.update(map(id, pytree.tree_leaves(operation.output)))
+        after.update(map(id, leaves(operation.output)))
     return place
 
 

@@ -8,12 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.feedback._route import Route
 from splitfg.numerics import added
-from splitfg.sites import Operation, Tape, has_pull_back, layer_gradients, layer_operations, pull_back, rule_for, under
+from splitfg.sites import (
+    Operation,
+    Tape,
+    has_pull_back,
+    layer_gradients,
+    layer_operations,
+    leaves,
+    pull_back,
+    rule_for,
+    under,
+)
 from splitfg.types import Params
 
 _SHAPES = ("detach", "zeros_like", "ones_like", "view_as", "expand_as", "type_as", "to")
@@ -196,14 +205,13 @@ def _of_parameters_alone(tape: Tape, trained: Mapping[int, str]) -> set[int]:
         inputs = _inputs(operation)
         # constants may be data, such as the ids of tokens
         if operation.module is None and all(id(t) in found for t in inputs if isinstance(t, Tensor)):
-            found.update(id(t) for t in pytree.tree_leaves(operation.output))
+            found.update(id(t) for t in leaves(operation.output))
     return found
 
 
 def _inputs(operation: Operation) -> list[Any]:
     """Return everything that an operation read."""
-    plain = not operation.kwargs and not any(isinstance(a, list | tuple | dict) for a in operation.args)
-    return list(operation.args) if plain else pytree.tree_leaves((operation.args, dict(operation.kwargs)))
+    return leaves((operation.args, dict(operation.kwargs)))
 
 
 def _widened(delta: Any, operation: Operation) -> Any:

@@ -24,6 +24,7 @@ from splitfg.sites._explained import activity_problems
 from splitfg.sites._layers import LocalLayer, added_gradient, has_layer_gradients, is_linear, layer_gradients, under
 from splitfg.sites._lean_tape import record_lean_tape
 from splitfg.sites._lookups import TableRows, looks_up_few, lookup_gradient
+from splitfg.sites._nested import leaves
 from splitfg.sites._path import ResidualPath, ResidualTrunk
 from splitfg.sites._pullback import ClosedForm, has_pull_back, pull_back
 from splitfg.sites._pulls import Pulled, Puller, pull_block, pull_with
@@ -85,6 +86,7 @@ __all__ = [
     "is_linear",
     "layer_gradients",
     "layer_operations",
+    "leaves",
     "looks_up_few",
     "lookup_gradient",
     "pull_back",

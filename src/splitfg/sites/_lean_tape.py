@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from splitfg.sites._layers import is_linear
+from splitfg.sites._nested import mapped, tensors_in
 from splitfg.sites._pullback import is_norm
 from splitfg.sites._record_tape import record_into
 from splitfg.sites._rule_table import READS, RULES
 from splitfg.sites._rules import rule_for
-from splitfg.sites._tape import Operation, Tape
+from splitfg.sites._tape import Operation, Tape, is_differentiable
 
 
 def record_lean_tape(trunk: nn.Module, run: Callable[[], Tensor], trained: Mapping[int, str]) -> Tape:
@@ -61,9 +61,8 @@ class _LeanStore:
         reads_inputs, reads_output = (False, False) if self._scales(operation) else _reads(operation)
         with torch._C.DisableTorchFunction():
             args, kwargs = self._named((operation.args, dict(operation.kwargs)), kept=reads_inputs)
-            for t in pytree.tree_leaves(operation.output):
-                if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()):
-                    self._values[t] = _Value(self._shape(t))
+            for t in filter(is_differentiable, tensors_in(operation.output)):
+                self._values[t] = _Value(self._shape(t))
             output = self._named(operation.output, kept=reads_output)
         self._operations.append(replace(operation, args=args, kwargs=kwargs, output=output))
 
@@ -73,7 +72,7 @@ class _LeanStore:
         tape = Tape(h=h)
         for operation in self._operations:
             values = (operation.args, dict(operation.kwargs), operation.output)
-            args, kwargs, output = pytree.tree_map_only(_Value, lambda value: value.tensor, values)
+            args, kwargs, output = mapped(_Value, lambda value: value.tensor, values)
             tape.add(replace(operation, args=args, kwargs=kwargs, output=output))
         return tape
 
@@ -103,7 +102,7 @@ class _LeanStore:
                 value.kept = t
             return value
 
-        return pytree.tree_map_only(Tensor, named, values)
+        return mapped(Tensor, named, values)
 
 
 def _reads(operation: Operation) -> tuple[bool, bool]:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.sites._functional import attention_in_parts, dot_product_in_parts, linear_arguments, linear_layer
-from splitfg.sites._tape import Alter, Operation, Store, Tape, is_activation, is_differentiable, is_leaf, tensors_in
+from splitfg.sites._nested import mapped, tensors_in
+from splitfg.sites._tape import Alter, Operation, Store, Tape, is_activation, is_differentiable, is_leaf
 from splitfg.splitting import original
 
 
@@ -155,13 +155,13 @@ class _Recorder(TorchFunctionMode):
         if self._alter is not None:
             output = self._alter(self._store.count, output)
         # copies of lists among the arguments, to which the trunk may append later
-        args, kwargs = pytree.tree_map(lambda value: value, (operation.args, dict(operation.kwargs)))
+        args, kwargs = mapped(Tensor, lambda value: value, (operation.args, dict(operation.kwargs)))
         caller = self.caller if operation.module is None else ""
         operation = replace(operation, args=args, kwargs=kwargs, output=output, caller=caller)
         self._store.add(operation)
         if isinstance(output, Tensor):
             return output
-        return pytree.tree_map_only(Tensor, self._part, output)
+        return mapped(Tensor, self._part, output)
 
     def _part(self, t: Tensor) -> Any:
         """Give one of several outputs a place of its own, where noise can be added for the layers that read it."""

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from splitfg.sites._layers import has_layer_gradients
+from splitfg.sites._nested import tensors_in
 from splitfg.sites._pullback import has_pull_back
 
 Alter = Callable[[int, Any], Any]
@@ -181,10 +181,3 @@ def layer_operations(tape: Tape) -> list[tuple[int, Operation]]:
 def is_differentiable(t: Tensor) -> bool:
     """Whether a tensor has real or complex entries."""
     return t.is_floating_point() or t.is_complex()
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]

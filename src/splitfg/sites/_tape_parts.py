@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from splitfg.sites._nested import leaves, mapped
 from splitfg.sites._tape import Tape
 
 
@@ -21,7 +20,7 @@ def first_samples(tape: Tape, samples: int, batch: int) -> Tape | None:
         samples: How many.
         batch: Samples of the whole batch; the leading dimension of every value is a multiple of it.
     """
-    values = [t for o in tape.operations for t in pytree.tree_leaves((o.args, o.kwargs, o.output)) if tape.is_active(t)]
+    values = [t for o in tape.operations for t in leaves((o.args, dict(o.kwargs), o.output)) if tape.is_active(t)]
     if any(t.ndim == 0 or t.shape[0] % batch for t in values):
         return None
 
@@ -42,15 +41,13 @@ def _copied(tape: Tape, change: Callable[[Tensor], Tensor]) -> Tape:
     """Return the same operations on changed values; a value that several operations share stays one value."""
     known: dict[int, Tensor] = {}
 
-    def changed(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def changed(value: Tensor) -> Tensor:
         if id(value) not in known:
             known[id(value)] = change(value)
         return known[id(value)]
 
     copy = Tape(h=changed(tape.h), alone=tape.alone)
     for o in tape.operations:
-        args, kwargs, output = pytree.tree_map(changed, (o.args, dict(o.kwargs), o.output))
+        args, kwargs, output = mapped(Tensor, changed, (o.args, dict(o.kwargs), o.output))
         copy.add(replace(o, args=args, kwargs=kwargs, output=output))
     return copy

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from splitfg.calling import Flags, ForwardState, Observed, Traits, places_of, preserved, restored
+from splitfg.calling import (
+    Flags,
+    ForwardState,
+    Observed,
+    Traits,
+    places_of,
+    preserved,
+    registered_modules,
+    restored,
+)
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head
 from splitfg.splitting._agreement import disagreement
@@ -95,6 +104,7 @@ class Split(SplitParameters):
         self._validated: set[tuple[Hashable, Flags]] = set()
         self._passes = Passes(getattr(head, "observed", None) or Observed())
         self._source: Split | None = None
+        self._flags: Flags | None = None
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
@@ -102,8 +112,19 @@ class Split(SplitParameters):
 
     def training_flags(self) -> Flags:
         """Return identity, ``training`` and rates of dropout of every module of the trunk, the head and the model."""
-        parts = (self.trunk, self.head, self.model)
-        return tuple((id(module), module.training, _rates(module)) for part in parts for module in part.modules())
+        if self._flags is not None:
+            return self._flags
+        modules = registered_modules([self.trunk, self.head, self.model])
+        return tuple((id(module), module.training, _rates(module)) for module in modules)
+
+    def in_present_mode(self) -> Split:
+        """Return the split of one step, which reads the modes of its modules once: large networks have thousands."""
+        if self._flags is not None:
+            return self
+        present = copy.copy(self)
+        present._flags = self.training_flags()
+        present._source = None if self._source is None else self._source.in_present_mode()
+        return present
 
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
         """Run a validation that needs a batch, unless it has passed before in the present training mode.
