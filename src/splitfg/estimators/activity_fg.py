@@ -288,7 +288,8 @@ def _without_head_layers(split: Split, chosen: Activities) -> Activities:
     """
     if split.tied is Tied.INCLUDE:
         return chosen
-    tied = {id(p) for name, p in split.model.named_parameters() if split.roles.get(name) is Role.TIED}
+    roles = split.roles
+    tied = {i for i, name in split.names_by_id().items() if roles[name] is Role.TIED}
     names = chosen.names(split.trunk)
     own = tuple(n for n in names if any(id(p) not in tied for p in split.trunk.get_submodule(n).parameters()))
     words = "the head alone trains every layer of the activities"
@@ -300,13 +301,13 @@ def _tied_problems(split: Split, chosen: Activities) -> list[str]:
     """List tied parameters that the trunk should train, too, and that no layer holds."""
     if split.tied is not Tied.INCLUDE:
         return []
-    layers = map(split.trunk.get_submodule, chosen.names(split.trunk))
+    layers, roles = map(split.trunk.get_submodule, chosen.names(split.trunk)), split.roles
     held = {id(p) for layer in layers for p in layer.parameters()}
     return [
         f"{name} is trained as part of the trunk too (tied=INCLUDE), and no layer of the activities holds it: use"
         " Tied.EXCLUDE, or name its module in Activities(layers=...)"
-        for name, p in split.model.named_parameters()
-        if split.roles.get(name) is Role.TIED and id(p) not in held
+        for i, name in split.names_by_id().items()
+        if roles[name] is Role.TIED and i not in held
     ]
 
 

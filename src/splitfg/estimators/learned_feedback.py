@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -198,7 +198,7 @@ class LearnedFeedback:
 
         With ``consume``, free the values of the pass on the way; see :func:`~splitfg.feedback.sweep`.
         """
-        return sweep(tape, u, self.route, _trained(split), keep, consume=consume)
+        return sweep(tape, u, self.route, split.trained_in_trunk(), keep, consume=consume)
 
     def learn_from_all(self, split: Split, x: Inputs, tape: Tape, generator: torch.Generator, share: Share) -> Params:
         """Return the change of the maps from the first rows of all processes together; see :meth:`learn`."""
@@ -297,7 +297,7 @@ def _tape_problems(split: Split, x: Inputs) -> list[str]:
         return found
 
     def compared(x: Inputs) -> list[str]:
-        return tape_gradient_problems(split, x, _recorded_lean(split, x), _trained(split))
+        return tape_gradient_problems(split, x, _recorded_lean(split, x), split.trained_in_trunk())
 
     try:
         return compared(pytree.tree_map(lambda t: t[:_ROWS] if has_rows(t) else t, x))
@@ -309,19 +309,12 @@ def _tape_problems(split: Split, x: Inputs) -> list[str]:
 
 def _recorded(split: Split, x: Inputs, alter: Alter | None = None) -> Tape:
     if isinstance(split.trunk, TapedTrunk):
-        return split.trunk.tape(x if isinstance(x, tuple) else (x,), _trained(split), alter)
-    return record_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split), alter=alter)
+        return split.trunk.tape(x if isinstance(x, tuple) else (x,), split.trained_in_trunk(), alter)
+    return record_tape(split.trunk, partial(split.trunk_function(x), {}), split.trained_in_trunk(), alter=alter)
 
 
 def _recorded_lean(split: Split, x: Inputs) -> Tape:
-    return record_lean_tape(split.trunk, partial(split.trunk_function(x), {}), _trained(split))
-
-
-def _trained(split: Split) -> Mapping[int, str]:
-    """From ``id`` of the trunk's trained parameters to the trunk's names."""
-    wanted = split.trunk_params()
-    outer = {id(p): name for name, p in split.model.named_parameters()}
-    return {id(p): name for name, p in split.trunk.named_parameters() if outer[id(p)] in wanted}
+    return record_lean_tape(split.trunk, partial(split.trunk_function(x), {}), split.trained_in_trunk())
 
 
 def _warn_once(split: Split, missing: list[str]) -> None:

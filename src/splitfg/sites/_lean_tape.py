@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ class _LeanStore:
             for t in filter(is_differentiable, tensors_in(operation.output)):
                 self._values[t] = _Value(self._shape(t))
             output = self._named(operation.output, kept=reads_output)
-        self._operations.append(replace(operation, args=args, kwargs=kwargs, output=output))
+        self._operations.append(operation.holding(args, kwargs, output))
 
     def tape(self, h: Tensor) -> Tape:
         if self.is_active(h):
@@ -73,7 +73,7 @@ class _LeanStore:
         for operation in self._operations:
             values = (operation.args, dict(operation.kwargs), operation.output)
             args, kwargs, output = mapped(_Value, lambda value: value.tensor, values)
-            tape.add(replace(operation, args=args, kwargs=kwargs, output=output))
+            tape.add(operation.holding(args, kwargs, output))
         return tape
 
     def _scales(self, operation: Operation) -> bool:

@@ -32,10 +32,9 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
     own = type(value)
     if own in _PLAIN:
         return value
-    if own is tuple:
-        return tuple([mapped(kind, change, part) for part in value])
-    if own is list:
-        return [mapped(kind, change, part) for part in value]
+    if own is tuple or own is list:
+        parts = [mapped(kind, change, part) for part in value]
+        return tuple(parts) if own is tuple else parts
     if own is dict:
         return {key: mapped(kind, change, part) for key, part in value.items()}
     return pytree.tree_map_only(kind, change, value)
@@ -43,18 +42,22 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors that nested containers hold, in order."""
+    if isinstance(value, Tensor):
+        return [value]
     return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _collect(value: Any, found: list[Any]) -> None:
     own = type(value)
-    if own in _PLAIN:
-        found.append(value)
-    elif own is tuple or own is list:
-        for part in value:
-            _collect(part, found)
+    if own is tuple or own is list:
+        parts = value
     elif own is dict:
-        for part in value.values():
-            _collect(part, found)
+        parts = value.values()
     else:
-        found += pytree.tree_leaves(value)
+        found += [value] if own in _PLAIN else pytree.tree_leaves(value)
+        return
+    for part in parts:
+        if type(part) in _PLAIN:
+            found.append(part)
+        else:
+            _collect(part, found)

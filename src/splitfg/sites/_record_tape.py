@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -157,8 +157,8 @@ class _Recorder(TorchFunctionMode):
         # copies of lists among the arguments, to which the trunk may append later
         args, kwargs = mapped(Tensor, lambda value: value, (operation.args, dict(operation.kwargs)))
         caller = self.caller if operation.module is None else ""
-        operation = replace(operation, args=args, kwargs=kwargs, output=output, caller=caller)
-        self._store.add(operation)
+        name, module, autocast = operation.name, operation.module, operation.autocast
+        self._store.add(Operation(name, module, args, kwargs, output, autocast, caller))
         if isinstance(output, Tensor):
             return output
         return mapped(Tensor, self._part, output)
@@ -247,6 +247,7 @@ def _left(mode: _Recorder, name: str, own: Sequence[Tensor], copied: list[Tensor
     return hook
 
 
+@lru_cache(maxsize=1024)  # torch takes longer to find a name than to run a small operation
 def operation_name(func: Any) -> str:
     """Return the plain name of a torch function: ``add`` for ``torch.add``, ``Tensor.__add__`` and ``Tensor.add``."""
     full: str = resolve_name(func) or getattr(func, "__name__", str(func))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -39,6 +39,10 @@ class Operation:
     output: Any
     autocast: torch.dtype | None = None
     caller: str = ""
+
+    def holding(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Operation:
+        """Return the same call with other values."""
+        return Operation(self.name, self.module, args, kwargs, output, self.autocast, self.caller)
 
     def run(self, a: Tensor) -> Any:
         """Return what the module writes when it reads ``a`` in place of its first argument; runs no hooks."""
@@ -98,7 +102,7 @@ class Tape:
             self._active.pop(id(t), None)
             if t is self.h:
                 self.h = t.new_empty(0)
-        self.operations[place] = replace(self.operations[place], args=(), kwargs={}, output=None)
+        self.operations[place] = self.operations[place].holding((), {}, None)
         self._layers = [(at, operation) for at, operation in self._layers if at != place]
 
     def layers(self) -> list[tuple[int, Operation]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -49,5 +48,5 @@ def _copied(tape: Tape, change: Callable[[Tensor], Tensor]) -> Tape:
     copy = Tape(h=changed(tape.h), alone=tape.alone)
     for o in tape.operations:
         args, kwargs, output = mapped(Tensor, changed, (o.args, dict(o.kwargs), o.output))
-        copy.add(replace(o, args=args, kwargs=kwargs, output=output))
+        copy.add(o.holding(args, kwargs, output))
     return copy

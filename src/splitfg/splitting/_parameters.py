@@ -24,11 +24,18 @@ class SplitParameters:
         self.model = model if model is not None else Joined(trunk, head)
         self._trunk_names, self._head_names = names_of(trunk, self.model), names_of(head, self.model)
         self._of_trunk, self._of_head = set(self._trunk_names.values()), set(self._head_names.values())
+        self._listed: list[tuple[str, nn.Parameter, Role]] | None = None
         raise_if(self._problems())
         self._known = [self._registered()]  # a list, which copies of the split share
 
+    def _named(self) -> list[tuple[str, nn.Parameter, Role]]:
+        """Return name, parameter and role of every parameter of the model, in the model's order."""
+        if self._listed is not None:
+            return self._listed
+        return [(name, p, self._role(name, p)) for name, p in self.model.named_parameters()]
+
     def _registered(self) -> tuple[tuple[str, int], ...]:
-        return tuple((name, id(p)) for name, p in self.model.named_parameters())
+        return tuple((name, id(p)) for name, p, _ in self._named())
 
     def name_problems(self) -> list[str]:
         """List the problem of parameters that were added, renamed or untied since the split was made."""
@@ -48,7 +55,7 @@ class SplitParameters:
     @property
     def roles(self) -> dict[str, Role]:
         """The role of every parameter of the model, in the model's order."""
-        return {name: self._role(name, p) for name, p in self.model.named_parameters()}
+        return {name: role for name, _, role in self._named()}
 
     def _role(self, name: str, p: Tensor) -> Role:
         in_trunk, in_head = name in self._of_trunk, name in self._of_head
@@ -60,8 +67,7 @@ class SplitParameters:
 
     def count(self, *roles: Role) -> int:
         """Count the numbers that the parameters with these roles hold."""
-        held = self.roles
-        return sum(p.numel() for name, p in self.model.named_parameters() if held[name] in roles)
+        return sum(p.numel() for _, p, role in self._named() if role in roles)
 
     def trunk_params(self) -> Params:
         """Return the parameters that tangents perturb: the trunk's trained ones, and tied ones under ``INCLUDE``."""
@@ -69,11 +75,21 @@ class SplitParameters:
 
     def still_rows(self) -> dict[str, int]:
         """Return the ``padding_idx`` of the trunk's embedding tables by name: rows that no tangent moves."""
-        return still_rows(self.trunk, {id(p): name for name, p in self.model.named_parameters()})
+        return still_rows(self.trunk, self.names_by_id())
+
+    def names_by_id(self) -> dict[int, str]:
+        """Return the name of every parameter of the model by the parameter's ``id``."""
+        return {id(p): name for name, p, _ in self._named()}
 
     def all_trunk_params(self) -> Params:
         """Return every parameter of the trunk, frozen and tied ones included."""
-        return {n: p.detach() for n, p in self.model.named_parameters() if n in self._of_trunk}
+        return {name: p.detach() for name, p, _ in self._named() if name in self._of_trunk}
+
+    def trained_in_trunk(self) -> dict[int, str]:
+        """Return the trunk's own names of the parameters that tangents perturb, by the parameter's ``id``."""
+        held = {name: p for name, p, _ in self._named()}
+        wanted = self.trunk_params()
+        return {id(held[name]): own for own, name in self._trunk_names.items() if name in wanted}
 
     def head_params(self) -> Params:
         """Return the parameters with an exact gradient from the head: its own trained ones and tied ones."""
@@ -93,7 +109,7 @@ class SplitParameters:
 
         Gradients of a parameter that several modules of the trunk share are summed.
         """
-        outer, found = {id(p): name for name, p in self.model.named_parameters()}, Params()
+        outer, found = self.names_by_id(), Params()
         for inner, g in grads.items():
             name = outer[id(self.trunk.get_parameter(inner))]
             found[name] = found[name] + g if name in found else g
@@ -106,7 +122,7 @@ class SplitParameters:
         return {n: params.get(self._head_names[n], p) for n, p in own.items()}
 
     def _params(self, *roles: Role) -> Params:
-        return {n: p.detach() for n, p in self.model.named_parameters() if self._role(n, p) in roles}
+        return {name: p.detach() for name, p, role in self._named() if role in roles}
 
     def _problems(self) -> list[str]:
         found = []

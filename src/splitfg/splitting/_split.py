@@ -117,13 +117,13 @@ class Split(SplitParameters):
         modules = registered_modules([self.trunk, self.head, self.model])
         return tuple((id(module), module.training, _rates(module)) for module in modules)
 
-    def in_present_mode(self) -> Split:
-        """Return the split of one step, which reads the modes of its modules once: large networks have thousands."""
+    def at_present(self) -> Split:
+        """Return the split of one step, which lists modules and parameters once: large networks have thousands."""
         if self._flags is not None:
             return self
         present = copy.copy(self)
-        present._flags = self.training_flags()
-        present._source = None if self._source is None else self._source.in_present_mode()
+        present._flags, present._listed = self.training_flags(), self._named()
+        present._source = None if self._source is None else self._source.at_present()
         return present
 
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
