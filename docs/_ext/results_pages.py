@@ -45,19 +45,26 @@ def page(experiment: Experiment) -> str:
     blocks = [
         "---\nhide-toc: true\n---",
         f"# {experiment.title}",
-        f"{experiment.source}.",
-        f"Run it with `splitfg run {experiment.name}`.",
+        f"{_origin(experiment)}. Run it with `splitfg run {experiment.name}`.",
     ]
+    figures = _figures(experiment)
+    parts = ["Figures", "Recorded tables", "Protocol"] if figures else ["Recorded tables", "Protocol"]
+    blocks += ["On this page: " + ", ".join(f"[{part}](#{part.lower().replace(' ', '-')})" for part in parts) + "."]
     blocks += [notes.read_text(encoding="utf-8").strip()] if notes.exists() else []
+    blocks += figures
     blocks += [
         "## Recorded tables",
         _LEGEND,
         *filter(None, [experiment.note]),
         _tables(experiment),
-        *_figures(experiment),
     ]
     blocks += ["## Protocol", _protocol(experiment)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _origin(experiment: Experiment) -> str:
+    """Return a sentence on the experiment's place in the paper, without its full stop."""
+    return f"In the paper: {experiment.source}" if experiment.source.startswith("Section") else experiment.source
 
 
 def _borrowed(experiment: Experiment) -> list[Experiment]:

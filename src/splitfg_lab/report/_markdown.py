@@ -54,7 +54,7 @@ def _overview(experiments: Sequence[ExperimentView]) -> str:
         )
         for view in experiments
     ]
-    return _grid(("Experiment", "Where", "Runs done", "Diverged"), rows)
+    return _grid(("Experiment", "In the paper", "Runs done", "Diverged"), rows)
 
 
 def _experiment(view: ExperimentView) -> Iterator[str]:
