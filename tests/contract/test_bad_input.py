@@ -14,6 +14,7 @@ from splitfg import (
     CentralDifference,
     CheckpointedBackprop,
     CrossEntropy,
+    Estimate,
     EvolutionStrategy,
     ForwardGradient,
     FrozenTrunk,
@@ -29,10 +30,13 @@ from splitfg import (
     SplitError,
     SplitFG,
     SquaredError,
+    Stats,
     diagnose,
     parameter_groups,
     split,
+    write_grads,
 )
+from splitfg.recipes import Adam
 from splitfg.tangents import Gaussian, Layout
 
 
@@ -181,10 +185,27 @@ class TestFit:
         with pytest.raises(NonFiniteError):
             SplitFG(2)(linear_split(Root()), rows(), classes(5, count=3), generator=generator())
 
-    @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), CrossEntropy, torch.nn.functional.cross_entropy])
+    @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), torch.nn.functional.cross_entropy])
     def test_losses_that_are_not_ours(self, loss):
         with pytest.raises(SplitError, match=r"the loss is \w+: use splitfg's CrossEntropy\(\) or SquaredError\(\)"):
             split(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), loss=loss)
+
+    def test_classes_in_place_of_objects(self):
+        network = mlp_split(3, 4, 3)
+        with pytest.raises(SplitError, match=r"the loss is the class CrossEntropy: pass an instance"):
+            split(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), loss=CrossEntropy)
+        with pytest.raises(SplitError, match=r"the estimator is the class SplitFG: pass an instance, SplitFG\(\)"):
+            GradientLearner(network, SplitFG, Adam().build(network))
+
+    def test_a_split_in_place_of_its_model(self):
+        network = mlp_split(3, 4, 3)
+        estimate = Estimate(torch.tensor(1.0), {}, Stats())
+        with pytest.raises(SplitError, match=r"module must be an nn\.Module, got Split: pass split\.model"):
+            write_grads(network, estimate)
+
+    def test_heads_of_other_things(self):
+        with pytest.raises(SplitError, match=r"module must be an nn\.Module, got function: use ProbedHead"):
+            ReverseModeHead(lambda h: h)
 
     @pytest.mark.parametrize(
         ("trunk", "head"), [(nn.Linear(3, 4), nn.Linear(4, 3)), (torch.tanh, LinearHead(nn.Linear(4, 3)))]

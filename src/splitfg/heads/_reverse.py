@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from splitfg.calling import Observed, call, places_of
+from splitfg.errors import SplitError
 from splitfg.heads._base import OpaqueHead
 from splitfg.heads._output_loss import OutputLoss
 from splitfg.numerics import each_its_own
@@ -21,6 +22,9 @@ class ReverseModeHead(OpaqueHead):
         module: Maps h to the outputs; shared, not copied.
         loss: Loss on the outputs; cross-entropy by default.
 
+    Raises:
+        SplitError: If ``module`` is not a module.
+
     Example:
         >>> import torch
         >>> from torch import nn
@@ -32,6 +36,10 @@ class ReverseModeHead(OpaqueHead):
 
     def __init__(self, module: nn.Module, loss: OutputLoss | None = None) -> None:
         super().__init__(loss)
+        if not isinstance(module, nn.Module):
+            raise SplitError(
+                [f"module must be an nn.Module, got {type(module).__name__}: use ProbedHead for a function"]
+            )
         self.module, self._places, self.observed = module, places_of(module), Observed()
 
     @property

@@ -47,8 +47,8 @@ class GradientLearner:
         learned: The estimator's own learned state, by name; see :class:`~splitfg.estimators.LearningEstimator`.
 
     Raises:
-        SplitError: If the optimizer has other parameters than ``split.model``, the estimator takes no prediction, a
-            name of its learned state is reserved, or the optimizer of a line search has a rho of its own.
+        SplitError: If the optimizer has other parameters than ``split.model``, the estimator is a class or takes no
+            prediction, a name of its learned state is reserved, or the optimizer of a line search has a rho of its own.
 
     Example:
         >>> import torch
@@ -77,6 +77,9 @@ class GradientLearner:
         log: Callable[[Estimate], None] | None = None,
     ) -> None:
         require_split(split)
+        if isinstance(estimator, type):
+            name = estimator.__name__
+            raise SplitError([f"the estimator is the class {name}: pass an instance, {name}()"])
         if prediction is not None and not isinstance(estimator, SplitFG):
             raise SplitError([f"{type(estimator).__name__} takes no prediction: use SplitFG, or leave prediction out"])
         self.split, self.estimator, self.prediction, self.log = split, estimator, prediction, log

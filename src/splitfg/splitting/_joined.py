@@ -40,9 +40,10 @@ def part_problems(trunk: object, head: object) -> list[str]:
         )
         return found
     loss: object = head.output_loss
-    if not isinstance(loss, OutputLoss):
-        given = loss if isinstance(loss, type) else type(loss)
-        found.append(f"the loss is {given.__name__}: use splitfg's CrossEntropy() or SquaredError()")
+    if isinstance(loss, type):
+        found.append(f"the loss is the class {loss.__name__}: pass an instance, such as CrossEntropy()")
+    elif not isinstance(loss, OutputLoss):
+        found.append(f"the loss is {type(loss).__name__}: use splitfg's CrossEntropy() or SquaredError()")
     return found
 
 

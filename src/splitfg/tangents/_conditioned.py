@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.errors import raise_if
 from splitfg.numerics import wide, widened
 from splitfg.tangents._laws import Gaussian, TangentLaw
 from splitfg.tangents._layout import Layout
@@ -81,14 +82,17 @@ class Conditioned(TangentLaw):
     E[d v_i / s_i²] = E[(Σ_j g_j s_j z_j) z_i] / s_i = g_i,
     Var = ((Σ_j g_j² s_j²) / s_i² + g_i²) / K.
 
-    s is the running magnitude to the power ``power``, scaled to mean square one and kept above ``floor``.
+    s is the running magnitude, kept above ``floor``, to the power ``power``, and scaled to mean square one.
     ``power=1`` is the paper's proposal. By the Cauchy-Schwarz inequality, ``power=-0.5`` minimises the total variance
     (Σ 1/s_i²)(Σ g_j² s_j²): coordinates with larger gradients need *smaller* perturbations.
 
     Args:
         magnitude: The running magnitude; the training step updates it, the law only reads it.
         power: Exponent of the magnitude.
-        floor: Smallest scale, relative to the root mean square.
+        floor: Smallest magnitude, relative to the root mean square.
+
+    Raises:
+        SplitError: If ``floor`` is not positive.
 
     Example:
         >>> import splitfg
@@ -99,6 +103,9 @@ class Conditioned(TangentLaw):
     magnitude: RunningMagnitude
     power: float = 1.0
     floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        raise_if([] if self.floor > 0 else [f"floor must be positive, got {self.floor}"])
 
     def draw(self, layout: Layout, count: int, generator: torch.Generator) -> Tensor:
         """Draw Gaussian rows and scale their coordinates by s."""

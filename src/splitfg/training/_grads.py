@@ -81,7 +81,7 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
         estimate: The estimate, with gradients keyed by the module's parameter names.
 
     Raises:
-        SplitError: If a name or a shape does not match the module's parameters.
+        SplitError: If ``module`` is no module, or a name or a shape does not match its parameters.
 
     Example:
         >>> import torch
@@ -93,6 +93,8 @@ def write_grads(module: nn.Module, estimate: Estimate) -> None:
         >>> splitfg.write_grads(network.model, estimate)
         >>> torch.optim.SGD(model.parameters(), lr=0.1).step()
     """
+    if not isinstance(module, nn.Module):
+        raise SplitError([f"module must be an nn.Module, got {type(module).__name__}: pass split.model"])
     own = dict(module.named_parameters())
     unknown = sorted(set(estimate.grads) - set(own))
     found = [f"the module has no parameter named {', '.join(unknown)}: pass split.model"] if unknown else []
