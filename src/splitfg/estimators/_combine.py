@@ -96,8 +96,8 @@ class _MeanAccumulator(Accumulator):
 class Projection(Combination):
     """ĝ = Vᵀ (V Vᵀ)⁻¹ d, the projection of g onto the span of the K tangents (rows of V).
 
-    Biased towards zero (E[ĝ] = (K/P) g for Gaussian tangents) but with no noise inside the span: the direction
-    of choice where the step size is tuned anyway. Chunks are drawn again rather than kept.
+    Biased towards zero (E[ĝ] = (K/P) g for Gaussian tangents) but with no noise inside the span: use it if
+    you tune the step size anyway. It draws chunks of tangents twice instead of storing them.
 
     Example:
         >>> import torch

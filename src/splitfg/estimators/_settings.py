@@ -54,9 +54,9 @@ class TangentSettings(DrawsByLaw):
 
     Args:
         K: Tangents per estimate.
-        law: What tangents are drawn from.
-        engine: How directional derivatives are found, and how many tangents ride together.
-        combine: How K scores become a gradient.
+        law: Distribution of the tangents.
+        engine: Computes directional derivatives, for as many tangents in one pass as its ``chunk``.
+        combine: Combines K scores and tangents into a gradient.
         micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
     """
 

@@ -50,20 +50,22 @@ class ActivityFG:
 
         d_kb = <r_b, J_b e_kb>,    δ̂_lb = (1/K) Σ_k d_kb e_klb,    E[δ̂_lb] = dL/dz_lb,    ĝ_W = Σ_b δ̂_lb a_lbᵀ:
 
-    unbiased, no reverse pass, and no weight is read backward but by its own layer. A row's tangent has as many entries
-    as its layers have outputs, not as many as they have weights, and rows do not disturb each other's scores. There is
-    far less noise than in weight tangents where layers have many weights, and more where they have few and are used in
-    many places, as in convolutions.
+    unbiased, with no reverse pass. A row's tangent has as many entries as its layers have outputs, not as many as they
+    have weights, and rows do not disturb each other's scores. The estimate has far less noise than one from weight
+    tangents where layers have many weights, and more where they use few weights in many places, as convolutions do.
 
     Args:
         K: Tangents per estimate.
         activities: Layers and rows; by default the trunk's ``activities()``, or else every layer with a gradient of its
             own, and a score for every sample.
-        engine: How J e is found, and how many tangents ride together.
-        recorder: Runs the trunk for h and records what its layers read.
+        engine: Computes J e, for as many tangents in one pass as its ``chunk``.
+        recorder: Runs the trunk for h and records the inputs of its layers.
         responder: Pushes noise at the layers through the trunk; by default, ``engine`` does.
         prediction: Predicts δ at every layer; the tangents then estimate only the rest, and the estimate stays
             unbiased: δ̂_lb = p_lb + (1/K) Σ_k (d_kb - Σ_m <p_mb, e_kmb>) e_klb. Its maps learn from every step.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

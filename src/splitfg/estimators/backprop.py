@@ -44,7 +44,10 @@ class Backprop(ReverseSettings):
         closed_head: Take the head's closed form, in row chunks, and reverse mode through the trunk alone:
             the same gradient without the logits of the whole batch on the tape.
         readout_only: Leave out the trunk's share of tied parameters, as ``Tied.EXCLUDE`` does.
-        micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The gradient is the same.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch
@@ -73,6 +76,9 @@ class CheckpointedBackprop(ReverseSettings):
         closed_head: As in :class:`Backprop`.
         readout_only: As in :class:`Backprop`.
         micro_batch: As in :class:`Backprop`.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

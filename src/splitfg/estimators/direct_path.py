@@ -52,18 +52,21 @@ class DirectPath:
     are exact (learned maps are not applied to a last writer that is called once on a strict path); the others miss the
     share of the gradient through later blocks. The trunk's other parameters get no entry.
 
-    Tied tables get their share as lookup under ``Tied.INCLUDE``, times ``tied_share``: the head's exact gradient trains
-    them at the head's step, and over a long training an approximate share of similar size can carry them away.
+    Under ``Tied.INCLUDE``, the gradient of a tied table is the head's exact one plus ``tied_share`` times the
+    approximate one of the lookup. Over a long training with maps, the whole share (1) can make the table diverge.
 
     Args:
         path: The residual stream; by default the trunk's ``residual_path()``.
-        feedback: How r becomes the gradient at a writer.
-        lean: Run the trunk a second time, and turn what each writer reads into its gradient on the way, so that none
-            of that is kept from the first; the estimate is the same. Noise that maps learn from is kept all the same.
-        micro_batch: Rows per part where a batch is taken in parts; the gradients are the same, and learned maps see
-            other noise.
+        feedback: Maps r to the gradient at the output of every writer.
+        lean: Run the trunk a second time and form each writer's gradient on the way, instead of keeping the inputs of
+            writers from the first pass. The estimate is the same. The noise that maps learn from is kept in any case.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The gradients are the same, and
+            learned maps get other noise.
         tied_share: Factor s of the trunk's share in the gradient of a tied table, ĝ = g_head + s ĝ_trunk.
-        recorder: Runs the trunk and records what its writers read.
+        recorder: Runs the trunk and records the inputs of its writers.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

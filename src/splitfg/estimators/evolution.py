@@ -27,9 +27,12 @@ class EvolutionStrategy(DrawsByLaw):
 
     Args:
         K: Antithetic pairs per estimate.
-        sigma: σ, how far parameters are moved.
-        law: What directions are drawn from.
-        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+        sigma: σ, the size of the perturbations.
+        law: Distribution of the directions.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The estimate is the same.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

@@ -33,10 +33,13 @@ class ForwardGradient(TangentSettings):
 
     Args:
         K: Tangents per estimate.
-        law: What tangents are drawn from.
-        engine: How the directional derivative of the loss is found.
-        combine: How K scores become a gradient.
-        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
+        law: Distribution of the tangents.
+        engine: Computes the directional derivatives of the loss.
+        combine: Combines K scores and tangents into a gradient.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The estimate is the same.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

@@ -21,7 +21,10 @@ class FrozenTrunk:
     """The head's exact gradient over a trunk that stays as it is; trunk parameters get no entry.
 
     Args:
-        micro_batch: Rows per part where a batch is taken in parts; the gradient is the same.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The gradient is the same.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

@@ -58,26 +58,32 @@ class LearnedFeedback:
     """Exact head; carries u to every layer of the trunk through maps that it learns from forward passes.
 
     Every layer z = layer_θ(a) forms its own gradient from its input a and δ = dL/dz. δ comes from u: activations,
-    norms, sums and reshapes are pulled back in closed form, and where backpropagation would multiply by a transposed
-    weight, a map is used that has learned how the layer responds to noise at its input. Every step runs the layers once
-    more, with noise, which teaches the maps; with ``Relay(every=n)`` every n-th step does. No derivative of the trunk
-    is taken and no weight is read backward; the layers above the last map are exact.
+    norms, sums and reshapes are pulled back in closed form. Where backpropagation multiplies by a transposed weight,
+    learned feedback multiplies by a transposed map, which it fits to the layer's response to noise at its input:
+
+        δ_a = Mᵀ δ_z,    ∂L/∂W = Σ δ_z aᵀ,    dz ≈ M da.
+
+    Every step runs the layers once more, with noise, to fit the maps; with ``Relay(every=n)`` every n-th step does. No
+    autograd runs in the trunk; the gradients of layers above the last map are exact.
 
     Biased as long as the maps are: with :class:`~splitfg.feedback.Relay`, the default, the bias vanishes as they
     converge, which takes a few steps; with :class:`~splitfg.feedback.Direct` the covariance of Jacobian and gradient
     over rows remains.
 
-    Activations are kept during a step, as backpropagation keeps them. Trained parameters that it cannot reach are
-    listed once, in a warning, and get no entry, or ``rest`` estimates them.
+    A step keeps activations, as backpropagation does. A warning lists the trained parameters that feedback does not
+    reach; they get no entry, unless ``rest`` estimates them.
 
     Args:
-        route: How u reaches the layers; holds the maps, which :meth:`update_state` changes.
-        probe: How responses to noise are measured; ``None`` for :class:`~splitfg.feedback.LayerDifference` where layers
+        route: Carries u to the layers; holds the maps, which :meth:`update_state` changes.
+        probe: Measures responses to noise; ``None`` for :class:`~splitfg.feedback.LayerDifference` where layers
             can run alone, which costs the least, and :class:`~splitfg.feedback.Difference` elsewhere.
         rest: Estimates the parameters that feedback does not reach, in the same step.
         only: Names or glob patterns of the parameters that learn by feedback; ``None`` for all that it reaches. The
             others are left to ``rest``, or get no entry.
         runner: Runs the steps; :meth:`compiled` sets another one.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

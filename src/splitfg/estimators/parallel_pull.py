@@ -78,13 +78,16 @@ class ParallelPull:
     Args:
         path: The blocks; by default the trunk's ``block_path()``, or the layers of an ``nn.Sequential``.
         feedback: Predicts the gradient at the points of the stream; the default is r unchanged.
-        pulls: How often every block is pulled.
+        pulls: Number of pulls of every block.
         own_block: Keep every pull inside its block: writers learn from the prediction as well. Takes one pull.
         group: Blocks in a group, counted from the first. With all blocks in one group this is backpropagation, too.
         skips: Carry gradients along the skips of blocks that have a ``skip_back``; see
             :class:`~splitfg.sites.SkipBlock`.
         recorder: Runs the trunk and records the inputs of its blocks.
         puller: Pulls a gradient back through a block.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

@@ -49,6 +49,9 @@ class PredictiveCoding:
         power_iterations: Iterations that measure ‖W_l‖ to keep the settling stable; 0 leaves γ as it is. Five
             suffice for norms that have grown.
 
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
+
     Example:
         >>> import torch
         >>> from splitfg import PredictiveCoding

@@ -22,9 +22,18 @@ class Estimator(Protocol):
 
         Args:
             split: The network.
-            x: Inputs, one tensor or a tuple.
-            y: Target.
-            generator: The only source of randomness; untouched by methods that draw nothing.
+            x: Inputs, a tensor of shape ``(B, ...)``, a tuple of positional arguments, or a dict of keyword arguments.
+            y: Target: class indices of shape ``(B, ...)`` for cross-entropy, values of the outputs' shape for squared
+                error.
+            generator: The only source of randomness, on the parameters' device; methods that draw nothing leave it as
+                it is.
+
+        Returns:
+            The loss, the gradients by parameter name, and statistics.
+
+        Raises:
+            SplitError: If network, batch or generator do not fit; lists every problem.
+            NonFiniteError: If h, the loss, a score or a gradient is not finite.
         """
 
 

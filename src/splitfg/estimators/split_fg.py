@@ -37,13 +37,15 @@ class SplitFG(TangentSettings):
 
     Args:
         K: Tangents per estimate.
-        law: What tangents are drawn from.
-        engine: How J v is found, and how many tangents ride together.
-        combine: How K scores become a gradient.
-        micro_batch: Rows per part where a batch is taken in parts; the estimate is the same.
-        lean: Take u alone before the tangents and the head's gradients after them: the head's outputs are computed
-            once more, and its gradients never lie in memory beside a tangent and its activations. The estimate is the
-            same.
+        law: Distribution of the tangents.
+        engine: Computes J v, for as many tangents in one pass as its ``chunk``.
+        combine: Combines K scores and tangents into a gradient.
+        micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The estimate is the same.
+        lean: Compute u alone before the tangents, and the head's gradients after them. This computes the head's outputs
+            twice, and its gradients never share memory with a tangent and its activations. The estimate is the same.
+
+    Raises:
+        SplitError: If a setting is out of range, and in every call if network or batch do not fit.
 
     Example:
         >>> import torch

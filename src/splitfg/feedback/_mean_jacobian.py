@@ -16,10 +16,10 @@ _UPDATES = "updates/count"  # no module's name has a slash
 
 
 class MeanJacobian(LearnedMaps):
-    """Learned maps: the mean Jacobian J_i = E[dx_L / dw_i] of the stream, found forward with one JVP a step.
+    """Learned maps: the mean Jacobian J_i = E[dx_L / dw_i] of the stream, measured with one JVP a step.
 
-    Unit noise e_i at all writers at once moves the top of the stream by dx ≈ Σ_i e_i J_i, row by row. With what the
-    maps already predict taken off, the delta rule
+    Unit noise e_i at all writers at once moves the top of the stream by dx ≈ Σ_i e_i J_i, row by row. The delta rule on
+    the part of dx that the maps do not predict,
 
         J_i ← J_i + rate / (n + D) · Σ over n rows of e_iᵀ (dx - Σ_j e_j J_j),    D noises a row,
 
@@ -41,9 +41,9 @@ class MeanJacobian(LearnedMaps):
     and the maps converge to a mean over rows in which such rows weigh less.
 
     Args:
-        rate: How far a step moves the maps, at first.
+        rate: Rate of the delta rule, at first.
         steps: Number of measurements over which the rate falls; ``None`` for a constant rate.
-        last: Where it ends, as a share of ``rate``.
+        last: Rate at the end, as a share of ``rate``.
         every: Measure at every n-th step only, with one JVP; between measurements the maps stay as they are.
         limit: Largest unexplained response of a row, relative to the noise and the explained response; ``None`` for no
             limit. 1 to 4 leave most rows as they are.

@@ -37,25 +37,26 @@ class LineSearch:
 
         d = -dL / d log rho = -<u, J (θ - θ_0)>,
 
-    is positive if longer steps would have been better all along, and negative if shorter ones would. It is measured on
-    every batch before the step that learns from it, so that in the first epoch no step has seen the batch. Then
+    is positive if longer steps would have been better all along, and negative if shorter ones would. The search
+    measures it on every batch before the step on that batch, so that in the first epoch no earlier step has used the
+    batch. Then
 
         log rho ← log rho + f clip(d / rms(d), -1, 1) / sqrt(calm + t),
 
     with a running root mean square over about 30 measurements, and the factor f of the learner's schedule at the last
     step; rho is at least 0.0001 and at most ``cap``.
 
-    A search along single steps, or along the last hundred, finds steps that are too short: it charges every step for
-    its noise, most of which averages out over a training. The path from θ_0 is what is left of all steps. It is short
-    itself at first, so rho changes slowly for the first thousand measurements: in a GPT, a search that was three times
-    faster cut rho to a thirtieth within as many steps, and gained it back too late.
+    A search along single steps, or along the last hundred, chooses steps that are too short: it measures mostly the
+    noise of these steps, most of which averages out over a training. The path from θ_0 is the sum of all steps. It is
+    short at first, so rho changes slowly for the first thousand measurements: on a GPT, a search that was three times
+    faster cut rho to a thirtieth within as many steps, and raised it again too late.
 
     A measurement that is not finite leaves rho as it is. The search follows one network, and keeps a copy of its θ_0.
     Parameters in half precision round small changes away, so that they follow the formula for θ only roughly.
 
     Args:
         cap: Largest rho.
-        engine: How J (θ - θ_0) is found.
+        engine: Computes J (θ - θ_0).
         groups: Glob patterns of parameter names. A parameter belongs to the first that matches; those that none matches
             are a further group. Each group has a rho of its own and takes a Jacobian-vector product of its own. Without
             patterns there is one group.

@@ -38,7 +38,7 @@ def slope_along(split: Split, x: Inputs, y: Target, direction: Params, *, engine
         x: Inputs.
         y: Target.
         direction: D, by parameter name.
-        engine: How J D is found; forward mode by default.
+        engine: Computes J D; forward mode by default.
 
     Example:
         >>> import torch
@@ -65,7 +65,7 @@ def slopes_along(
         x: Inputs.
         y: Target.
         directions: D_g by parameter name; parameters that a direction does not name stay.
-        engine: How J D is found; forward mode by default.
+        engine: Computes J D; forward mode by default.
 
     Returns:
         Descents d, shape ``(G,)``, and curvatures C, shape ``(G, G)``.
@@ -99,7 +99,7 @@ def descents_along(
         x: Inputs.
         y: Target.
         directions: D_g by parameter name; parameters that a direction does not name stay.
-        engine: How J D is found; forward mode by default.
+        engine: Computes J D; forward mode by default.
 
     Returns:
         Shape ``(G,)``.

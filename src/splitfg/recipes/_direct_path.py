@@ -213,7 +213,7 @@ class ParallelPullMethod(MethodRecipe):
 
     Attributes:
         feedback: Predicts the gradient at every block's output from u.
-        pulls: How often every block is pulled; as many pulls as blocks are backpropagation.
+        pulls: Number of pulls of every block; as many pulls as blocks are backpropagation.
         own_block: Keep every pull inside its block.
         skips: Carry gradients along the skips of blocks such as those of a ResNet.
         group: Blocks in a group, inside which gradients pass from block to block.

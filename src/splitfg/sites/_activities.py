@@ -15,15 +15,15 @@ from splitfg.sites._pullback import TOP_HOOK, has_pull_back
 
 @dataclass(frozen=True)
 class Activities:
-    """The layers of a trunk whose outputs are perturbed, and up to where its rows do not mix.
+    """The layers of a trunk that :class:`~splitfg.ActivityFG` perturbs, and the module up to which rows do not mix.
 
     Names are those of the trunk's modules.
 
     Attributes:
-        layers: Layers, each called once a pass, that know the gradient of their own parameters from the one at what
-            they wrote (``nn.Linear``, ``nn.Conv2d``, ``nn.Embedding``, norms, or a ``LocalLayer``); ``None`` for all
-            of these.
-        top: The module up to which rows do not mix: what it reads is scored. ``None`` where that is h.
+        layers: Layers, each called once a pass, that can compute the gradient of their parameters from their input and
+            the gradient at their output (``nn.Linear``, ``nn.Conv2d``, ``nn.Embedding``, norms, or a ``LocalLayer``);
+            ``None`` for all of these.
+        top: The module up to which rows do not mix. Scores are taken at its input; ``None`` to take them at h.
         rows: Leading dimensions, of the top and of every layer's output, that number such rows: 1 for samples, 2 for
             the members of an ensemble on each sample.
 
