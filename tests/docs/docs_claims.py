@@ -250,7 +250,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
               ppl("backprop-tuned"), paper_ppl("backprop-tuned")),
         claim("{} against {} after the epoch (the paper: {} against {})", ppl("split_fg-k4-rho1"), ppl("frozen"),
               paper_ppl("split_fg-k4-rho1"), paper_ppl("frozen")),
-        claim("at K = 4 and rho = 0.1 it has {} after the epoch (the paper: {})", ppl("split_fg-k4-rho0.1"),
+        claim("At K = 4 and rho = 0.1 it has {} after the epoch (the paper: {})", ppl("split_fg-k4-rho0.1"),
               paper_ppl("split_fg-k4-rho0.1")),
         claim("at K = 8 and rho = 0.03 {} ({})", ppl("split_fg-k8-rho0.03"), paper_ppl("split_fg-k8-rho0.03")),
         claim("At rho = 0.003 it is above its frozen control, {} against {} at the 10% budget",
