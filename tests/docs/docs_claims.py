@@ -392,5 +392,12 @@ RESULTS_IN_PROTOCOLS: dict[str, tuple[Claim, ...]] = {
               lambda: gains(LOCAL, CLASSES)[0], lambda: gains(LOCAL, CLASSES)[-1],
               lambda: gains(LOCAL, REGRESSION)[0], lambda: gains(LOCAL, REGRESSION)[-1]),
     ),
+    "src/splitfg_lab/experiments/tabular_memory/README.md": (
+        claim("Split-FG peaks {} to {}% above it", above(min), above(max)),
+        claim("a step of Split-FG takes {} to {} MiB", memory("split_fg_beyond_mib", min),
+              memory("split_fg_beyond_mib", max)),
+        claim("one of backprop {} to {},", memory("backprop_beyond_mib", min), memory("backprop_beyond_mib", max)),
+        claim("ours is {} to {} MiB.", saved(min), saved(max)),
+    ),
 }  # fmt: skip
 """Recorded numbers in protocols, whose other numbers are settings, or are marked as not recorded."""
