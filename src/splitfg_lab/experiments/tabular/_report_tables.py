@@ -200,9 +200,10 @@ def _plain() -> Table:
 
 def _loss_curves(row: DataRow) -> Curves:
     # Hopfield retrieval stores rows and Forward-Forward compares labels: neither has a loss on this scale
-    gradient = [name for name in METHOD_TITLES if name in row.paper and name not in ("hopfield", "forward_forward")]
+    paper = [name for name in METHOD_TITLES if name in row.paper and name not in ("hopfield", "forward_forward")]
+    shown = (*paper, "activity_fg", "learned_layers")
     return Curves(
-        f"tabular-{row.name}", f"{row.label}: training loss", tuple(f"{row.name}-{name}" for name in gradient), "loss"
+        f"tabular-{row.name}", f"{row.label}: training loss", tuple(f"{row.name}-{name}" for name in shown), "loss"
     )
 
 
