@@ -37,7 +37,7 @@ def ls(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TARGET]...",
+            metavar="TARGET",
             help="An experiment, to list its presets; or presets, tables, patterns with *.",
             autocompletion=complete_targets,
         ),

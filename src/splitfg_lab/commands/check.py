@@ -1,4 +1,4 @@
-"""``doctor`` and ``diagnose``: check this machine, and measure the noise of Split-FG on your model."""
+"""``doctor`` and ``diagnose``: check this machine, and measure the methods on your model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def diagnose(
         ),
     ] = 0,
 ) -> None:
-    """Measure how noisy Split-FG is on your own model, and recommend settings."""
+    """Measure how noisy the methods are on your own model, and recommend one with its settings."""
     make = _load(target)
     import torch
 

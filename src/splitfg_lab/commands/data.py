@@ -18,10 +18,10 @@ from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
 
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch, prepare and verify data sets.")
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets.", autocompletion=complete_data)]
+Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets.", autocompletion=complete_data)]
 NamesOrAll = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Data sets; all prepared ones if none.", autocompletion=complete_data),
+    typer.Argument(metavar="NAME", help="Data sets; all prepared ones if none.", autocompletion=complete_data),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--folder", help="Data folder; default: SPLITFG_DATA, else the cache folder.")

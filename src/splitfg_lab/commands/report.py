@@ -55,7 +55,7 @@ def add(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Run folders, parents of them, or results files of another machine; by default all finished runs.",
             autocompletion=complete_runs,
         ),

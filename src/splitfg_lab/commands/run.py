@@ -46,7 +46,7 @@ def run(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="TARGET...",
+            metavar="TARGET",
             help="experiment, experiment/preset, experiment/table (by its key), or a pattern with *.",
             autocompletion=complete_targets,
         ),
@@ -95,7 +95,7 @@ def resume(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Run folders; by default all unfinished ones.", autocompletion=complete_runs
+            metavar="RUN", help="Run folders; by default all unfinished ones.", autocompletion=complete_runs
         ),
     ] = None,
     jobs: Jobs = 1,

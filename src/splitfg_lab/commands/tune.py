@@ -16,9 +16,9 @@ from splitfg_lab.files import replacing
 if TYPE_CHECKING:
     from splitfg.onnx import Adapter, Tuning
 
-onnx_app = typer.Typer(name="onnx", help="Look into ONNX files.", no_args_is_help=True)
+onnx_app = typer.Typer(name="onnx", help="Inspect ONNX files.", no_args_is_help=True)
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The network; never written to.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The network; the command does not change it.")]
 
 
 def tune(
@@ -46,7 +46,7 @@ def tune(
     std: Annotated[str, typer.Option(help="Pixels are divided by it.")] = "1",
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted job.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted job.")] = False,
     report: Annotated[Path | None, typer.Option(help="HTML report; default: OUT with .html.")] = None,
 ) -> None:
     """Adapt a network that only runs forward to your data, and save it as a better file."""
@@ -79,7 +79,7 @@ def tune(
         with _Bar(console, steps) as bar:
             done = run(job, bar.show)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. Go on with the same command and --resume; the state is in {job.folder}")
+        console.print(f"Interrupted. Resume with the same command and --resume; the state is in {job.folder}")
         raise typer.Exit(EXIT_STOPPED) from None
     typer.echo(as_text(done))
     with replacing(page) as temporary:

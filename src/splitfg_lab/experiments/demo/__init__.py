@@ -18,7 +18,7 @@ class Demo:
         method: How the trunk is trained.
         steps: Training steps.
         batch: Rows per step.
-        optimizer: How gradients become steps.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
     """
 

@@ -33,7 +33,7 @@ class Feedback:
         width: Units of a layer.
         steps: Training steps, over which the learning rate is annealed.
         batch: Rows per step.
-        optimizer: How gradients become steps.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
         dataset: Name of the table.
     """

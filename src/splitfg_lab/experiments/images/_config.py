@@ -32,7 +32,7 @@ class ImageTraining:
         dataset: What is learned; ``synthetic`` is small, random and for tests.
         method: How the network learns.
         network: What learns.
-        optimizer: How gradients become steps.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
         steps: Optimizer steps; Hopfield stores every image once, within them.
         horizon: Steps over which the learning rate is annealed; a run with fewer steps is one stopped early.
@@ -43,7 +43,7 @@ class ImageTraining:
         adaptive: Let a line search find the trunk's step scale; rho must be 1.
         search: How the line search begins.
         evaluations: Full passes over the test images.
-        checkpoints: How often a run is saved.
+        checkpoints: Number of checkpoints in a run.
         matmul: float32 products and convolutions on a GPU: ``high`` allows TF32.
         step: How a step runs on a GPU: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
             Predictive coding is captured alone; Forward-Forward and Hopfield are always eager.

@@ -96,8 +96,8 @@ class Language:
     """A GPT on a token stream, as in the paper's appendix unless a field says otherwise.
 
     Attributes:
-        method: Where the trunk's gradient comes from.
-        optimizer: How gradients become steps.
+        method: Method that trains the trunk, with its settings.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
         steps: Optimizer steps; the schedule is annealed over them.
         warmup: Steps of the linear warmup.
@@ -107,15 +107,15 @@ class Language:
         adaptive: Let a line search find the trunk's step scale; rho must be 1.
         adaptive_groups: Glob patterns of parameters that the line search scales apart.
         search: How the line search begins.
-        model: Sizes.
+        model: Sizes of the GPT.
         light: Train only positions, norms and biases of the trunk.
         tied: How the token table serves as lookup: ``exclude`` reads the current table and leaves it out of the
             tangents, ``include`` has it in them, ``fixed`` reads the table as it began, of which the head has a copy.
         block: Logits that exist at once.
-        corpus: What is trained on. ``wikipedia`` is a stand-in of the same length for WikiText-103's training split;
+        corpus: Training text. ``wikipedia`` is a stand-in of the same length for WikiText-103's training split;
             both are evaluated on WikiText-103's own validation split. ``synthetic`` is random and for tests.
         evaluations: Full passes over the validation split.
-        checkpoints: How often a run is saved.
+        checkpoints: Number of checkpoints in a run.
         matmul: float32 matrix products on a GPU: ``high`` allows TF32.
         step: How a step runs on a GPU: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.
     """

@@ -59,7 +59,7 @@ class Rung:
 
     Attributes:
         title: Its name in tables.
-        method: Where the trunk's gradient comes from.
+        method: Method that trains the trunk, with its settings.
         rhos: Trunk step scales to run; the first is the one of the table.
         waits: The critical path of the trunk's learning in block-times, for a trunk of n blocks: a forward pass
             through one block takes 1, its pull 2.

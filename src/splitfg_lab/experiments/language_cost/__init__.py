@@ -81,7 +81,7 @@ class Cost:
         measure: ``time``, all in one process, in turns; or ``memory``, each in its own process, since work space that
             one variant leaves behind changes the peak of the next.
         variants: Names of the variants to measure.
-        model: Sizes.
+        model: Sizes of the GPT.
         batch: Windows per step.
         block: Logits that exist at once, as a power of two, unless the variant sets it.
         step: ``compiled`` and captured in a CUDA graph, ``captured`` alone, or ``eager``.

@@ -26,7 +26,7 @@ class Tabular:
         network: The network.
         steps: Training steps; of a reference, the most.
         batch: Rows per step.
-        optimizer: How gradients become steps.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
         clip: Joint clipping bound.
         adaptive: Let a line search find the trunk step scale; rho must be 1.

@@ -26,7 +26,7 @@ class TabularMemory:
         train_fraction: Share of the rows to train on; four of the paper's five epochs are those of 70%.
         warm_up: The method that takes one step before the measurement, which allocates the work spaces of its threads
             for all methods alike. Backprop needs one more than Split-FG.
-        optimizer: How gradients become steps.
+        optimizer: Optimizer, with its settings.
         rho: Trunk step scale.
         clip: Joint clipping bound.
     """
