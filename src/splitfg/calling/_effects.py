@@ -16,7 +16,7 @@ Flags: TypeAlias = tuple[tuple[int, bool, tuple[float, ...]], ...]
 
 @dataclass(frozen=True)
 class Traits:
-    """What a forward pass of a network does beside computing its result, in one training mode.
+    """Side effects of a forward pass of a network, in one training mode.
 
     Attributes:
         random: Whether it draws from torch's global generators, as dropout does.
@@ -38,12 +38,12 @@ class Following(nn.Module, ABC):
 
 
 class Observed:
-    """What forward passes of a network were observed to do: the buffers they write to in place, and their traits.
+    """Observed side effects of a network's forward passes: the buffers they write to in place, and their traits.
 
     A copy of a network starts without observations.
 
     Attributes:
-        traits: What passes do beside computing h, by training mode.
+        traits: Side effects of passes, by training mode.
         padded: Names of the tables that passes look up with a ``padding_idx``, outside of modules that hold one.
     """
 

@@ -156,7 +156,7 @@ class _Snapshot:
 
 
 class _Role(Enum):
-    """What a snapshot stores of a value."""
+    """The stored state of a value."""
 
     CONTAINER = auto()
     TENSOR = auto()

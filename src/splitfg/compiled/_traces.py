@@ -1,4 +1,4 @@
-"""Traces of a trunk's passes, kept by what they depend on."""
+"""Traces of a trunk's passes, kept by their dependencies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PassTraces(Generic[T]):
 
 
 def constants_of(modules: Iterable[nn.Module]) -> tuple[Hashable, tuple[Tensor, ...]]:
-    """Return what a trace of modules holds as constants: their buffers, and numbers, texts and tensors in attributes.
+    """Return the constants of a trace of modules: their buffers, and numbers, texts and tensors in attributes.
 
     Returns:
         A key that tells constants apart, and the tensors whose ids it holds. An id is unique only among tensors that
@@ -113,7 +113,7 @@ def plain_fact(leaf: Any) -> Hashable:
 
 
 def _pass_facts(split: Split, x: Inputs) -> tuple[Hashable, ...]:
-    """Return what a trace of the trunk depends on, beside the values of parameters and inputs."""
+    """Return the dependencies of a trace of the trunk, beside the values of parameters and inputs."""
     leaves, structure = pytree.tree_flatten(x)
     facts = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else plain_fact(leaf) for leaf in leaves)
     dtypes = tuple(p.dtype for p in split.all_trunk_params().values())

@@ -11,7 +11,7 @@ import splitfg.theory as theory
 from splitfg.diagnosis._methods import Deviation, MethodReport, compare, other_methods
 from splitfg.diagnosis._report import Diagnosis
 from splitfg.engines import CentralDifference, ForwardMode
-from splitfg.errors import raise_if
+from splitfg.errors import SplitError, raise_if
 from splitfg.estimators import Backprop, FrozenTrunk, SplitFG
 from splitfg.splitting import ForwardOnlyTrunk, Split, Tied, require_split
 from splitfg.splitting.checks import begin_step
@@ -69,11 +69,7 @@ def diagnose(
     """
     require_split(split)
     _require_counts(draws, steps)
-    raise_if(
-        []
-        if split.trunk_params()
-        else ["the trunk has no trained parameter to diagnose: set requires_grad=True on some"]
-    )
+    _require_trained(split)
     split = begin_step(split, x, y, generator, tangents=False)  # one dropout mask for all, and the exact gradient
     black_box = isinstance(split.trunk, ForwardOnlyTrunk)
     engine = engine or (CentralDifference() if black_box else ForwardMode())
@@ -86,6 +82,7 @@ def diagnose(
         scores.append(estimate.stats.scores)
         if deviation is not None:
             deviation.add(trunk_gradient(estimate))
+    # E[d²] = ‖g_trunk‖² for tangents with E[v vᵀ] = I
     energy = torch.cat(scores).square().mean().item() if g is None else g.double().square().sum().item()
     total, variance = energy + _energy(head), (layout.total + 1) / K * energy
     joint_norm = (total + variance) ** 0.5
@@ -109,6 +106,11 @@ def diagnose(
         methods=tuple(methods),
         size=size,
     )
+
+
+def _require_trained(split: Split) -> None:
+    if not split.trunk_params():
+        raise SplitError(["the trunk has no trained parameter to diagnose: set requires_grad=True on some"])
 
 
 def saved_bytes(split: Split, x: Inputs) -> int | None:

@@ -1,4 +1,4 @@
-"""What stages know of a batch: its parts, and everything that does not depend on its rows."""
+"""The parts of a batch in stages, and everything that does not depend on its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from splitfg.types import Inputs
 
 @dataclass(frozen=True)
 class Constant:
-    """What does not depend on the rows of a batch.
+    """Everything that does not depend on the rows of a batch.
 
     Attributes:
         further: Arguments of a stage's blocks after the first, such as a mask.

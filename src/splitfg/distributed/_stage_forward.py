@@ -23,7 +23,7 @@ Written: TypeAlias = tuple[str, Tensor, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage knows after the forward pass.
+    """Results of a stage's forward pass.
 
     Attributes:
         trunk: Owner of the blocks.

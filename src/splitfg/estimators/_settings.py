@@ -83,7 +83,7 @@ class TangentSettings(DrawsByLaw):
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(scores=self.K)
 
     def begun(self, split: Split, x: Inputs, y: Target, generator: torch.Generator) -> tuple[Split, Batch]:

@@ -1,4 +1,4 @@
-"""What the tape of a forward pass does not see of a trunk."""
+"""Parts of a trunk that the tape of a forward pass does not record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splitfg.types import Inputs
 
 
 def pass_problems(split: Split, x: Inputs) -> list[str]:
-    """List what a tape of the trunk does not see: blocks without gradients, and functions with their own backward.
+    """List unrecorded parts of the trunk: blocks without gradients, and functions with a backward of their own.
 
     Builds the graph of one pass without what a backward pass would need of it.
     """

@@ -95,7 +95,7 @@ class ActivityFG:
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         measures = self.prediction is not None and self.prediction.route.due
         return PartNeeds(scores=self.K, row_noise=True, all_inputs=measures)
 

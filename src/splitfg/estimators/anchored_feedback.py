@@ -77,7 +77,7 @@ class AnchoredFeedback:
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds() if self.anchors.due else self.feedback.needs
 
     def measured_rows(self, split: Split, x: Inputs) -> int | None:

@@ -109,7 +109,7 @@ class DirectPath:
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(row_noise=self._measures or isinstance(self.feedback, NoiseControl))
 
     def part(
@@ -170,7 +170,7 @@ class DirectPath:
         return TapPoints((*read, *attention), moved, path.top, attention)
 
     def _seeing(self, split: Split, path: ResidualPath, seen: Recording) -> Feedback:
-        """Return the feedback with what it reads of a recorded pass: the stream's values, attention weights."""
+        """Return the feedback with its values of a recorded pass: the stream's values, attention weights."""
         feedback = self.feedback
         if feedback.reads_stream:
             values = stream_after_writers(split.trunk, path, seen)
@@ -236,7 +236,7 @@ def _with_change(learning: _MapLearning, share: Share, split: Split, total: Part
 
 
 class _MapLearning:
-    """Gathers what the parts of a batch show about the maps, if these are learned."""
+    """Sums the measurements of the maps over the parts of a batch, if maps are learned."""
 
     def __init__(self, feedback: Feedback) -> None:
         self._maps = feedback if isinstance(feedback, LearnedMaps) else None

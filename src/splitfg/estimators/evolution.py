@@ -66,7 +66,7 @@ class EvolutionStrategy(DrawsByLaw):
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(scores=self.K)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:

@@ -119,7 +119,7 @@ class LearnedFeedback:
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(all_inputs=self.route.due)
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:

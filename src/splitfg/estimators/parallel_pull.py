@@ -127,7 +127,7 @@ class ParallelPull:
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs; see :class:`~splitfg.estimators.PartialEstimator`."""
+        """Requirements of a part of the estimate; see :class:`~splitfg.estimators.PartialEstimator`."""
         return PartNeeds(row_noise=self._measures or isinstance(self.feedback, NoiseControl))
 
     def part(
@@ -223,7 +223,7 @@ class ParallelPull:
         return (*bottom, *path.boundaries(self.group))
 
     def _seeing(self, split: Split, path: BlockPath, seen: Recording) -> Feedback:
-        """Return the feedback with what it reads of a recorded pass."""
+        """Return the feedback with its values of a recorded pass."""
         feedback = self.feedback.seeing(self._stream(path, seen))
         if not feedback.reads_attention:
             return feedback

@@ -139,7 +139,7 @@ class PartialEstimator(Estimator, Protocol):
 
     @property
     def needs(self) -> PartNeeds:
-        """What a part of the estimate needs of the processes."""
+        """Requirements of a part of the estimate on the processes."""
 
     def part(self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator, share: Share) -> Partial:
         """Compute the part of the estimate for these rows and this share of the tangents.

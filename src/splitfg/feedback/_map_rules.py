@@ -260,5 +260,5 @@ def _solve_by_products(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 def rate_problems(rate: float) -> list[str]:
-    """List what is wrong with the rate of maps."""
+    """List the problems of the rate of maps."""
     return [] if 0 < rate <= 1 else [f"rate must be in (0, 1], got {rate}"]

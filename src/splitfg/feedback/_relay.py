@@ -169,7 +169,7 @@ def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _patches(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> Tensor:
-    """What every output of a convolution reads: ``(groups, samples * pixels, in * kh * kw)``."""
+    """Inputs of every output of a convolution: ``(groups, samples * pixels, in * kh * kw)``."""
     assert not isinstance(module.padding, str)  # such layers have no closed form
     if isinstance(module, nn.Conv1d):  # as an image of one line
         a = a.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""How a pass responds to noise, computed where it is asked for."""
+"""Responses of a pass to noise, computed on demand."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Differences(Response):
 
 @dataclass(frozen=True)
 class Tangents(Response):
-    """Tangents of one pass, by what they belong to."""
+    """Tangents of one pass, by their layers."""
 
     found: Mapping[str, Tensor]
 
@@ -145,7 +145,7 @@ class Tangents(Response):
 
 @dataclass(frozen=True)
 class LayersAlone(Response):
-    """Differences of single layers, from what they read and wrote in a recorded pass.
+    """Differences of single layers, from their inputs and outputs in a recorded pass.
 
     A linear layer responds to noise in the same way at every input, so it runs on the noise itself and on one sample of
     zeros: (W e + b) - b. What it read and wrote in the pass is not needed.
@@ -217,7 +217,7 @@ class LayersAlone(Response):
         return dz
 
     def _noise(self, place: int, samples: int, noise: Noise) -> Tensor | None:
-        """Return the noise at what a layer reads, for as many samples as were drawn; ``None`` if there is none."""
+        """Return the noise at a layer's input, for as many samples as were drawn; ``None`` if there is none."""
         source = self._source(place, noise)
         if source is None:
             return None

@@ -1,4 +1,4 @@
-"""Routes by which u reaches the layers of a trunk: what they share."""
+"""The base class of routes by which u reaches the layers of a trunk."""
 
 from __future__ import annotations
 

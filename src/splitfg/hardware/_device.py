@@ -48,10 +48,10 @@ class LayerDevice(Device, Protocol):
         """Run layers by themselves.
 
         Args:
-            given: What layers read, by the name of the tensor that they write; each has its own number of rows.
+            given: Inputs of layers, by the name of the layer's output tensor; each has its own number of rows.
 
         Returns:
-            What they write, under the same names.
+            The layers' outputs, under the same names.
         """
 
 

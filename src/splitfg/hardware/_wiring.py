@@ -1,4 +1,4 @@
-"""The wiring of a device: which layers it holds, what they read and write, and the functions between them."""
+"""The wiring of a device: its layers, their inputs and outputs, and the functions between them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _shape(trunk: OnnxTrunk, name: str, array: NDArray[Any]) -> list[str]:
 
 
 def row_problems(x: Sequence[Tensor], y: NDArray[Any], fraction: float) -> list[str]:
-    """List what is wrong with inputs and targets."""
+    """List the problems of inputs and targets."""
     found = [] if y.ndim == 1 else [f"targets have shape {y.shape}: pass one target per row"]
     counts = {len(t) for t in x} | {len(y)}
     if len(counts) > 1:

@@ -108,7 +108,7 @@ def _pad(context: Context, node: onnx.NodeProto) -> list[Node] | None:
 
 @maker("QuantizeLinear")
 def _quantise(context: Context, node: onnx.NodeProto) -> list[Node] | None:
-    """Remember what is stored: the node that reads it back computes both."""
+    """Remember the stored value: the node that reads it back computes both."""
     names = [name for name in node.input[1:] if name]
     if any(not context.is_known(name) for name in names):
         return None

@@ -1,4 +1,4 @@
-"""What an ONNX file holds: where it can be cut, and what can be trained."""
+"""Where an ONNX file can be cut, and which weights can be trained."""
 
 from __future__ import annotations
 

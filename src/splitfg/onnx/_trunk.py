@@ -129,7 +129,7 @@ class OnnxTrunk(DeviceTrunk):
 
 
 def default_cut(file: OnnxFile) -> str:
-    """Return what the last Gemm or MatMul with constant weights reads; else the first output."""
+    """Return the input of the last Gemm or MatMul with constant weights; else the first output."""
     for node in reversed(file.model.graph.node):
         constant = len(node.input) > 1 and node.input[1] in file.constants
         if node.op_type in ("Gemm", "MatMul") and constant and node.input[0] not in (*file.inputs, *file.constants):

@@ -23,7 +23,7 @@ from splitfg.types import Inputs
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a module: what it read and wrote."""
+    """One call of a module, with its inputs and output."""
 
     name: str
     module: nn.Module
@@ -41,7 +41,7 @@ def find_block_path(network: Split | nn.Module, batch: Inputs) -> BlockPath:
 
 
 class _Search:
-    """Walks back from h, from what a module wrote to what it read."""
+    """Walks back from h, from the output of a module to its inputs."""
 
     def __init__(self, split: Split, x: Inputs) -> None:
         self._trunk = split.trunk

@@ -59,7 +59,7 @@ class _Search:
         return ResidualPath(names, top, added, strict=self._strict)
 
     def _top(self, h: Tensor) -> tuple[str | None, Tensor]:
-        """Return the module that gives h, and what it reads; h itself if a sum gives it."""
+        """Return the module that gives h, and its input; h itself if a sum gives it."""
         operation = self._maker(h)
         if operation is not None and operation.module is not None and has_pull_back(operation.module):
             return operation.name, operation.input

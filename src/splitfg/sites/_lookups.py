@@ -34,7 +34,7 @@ def looks_up_few(module: nn.Module, a: Tensor, delta: Tensor) -> TypeGuard[nn.Em
 
 
 def lookup_gradient(module: nn.Embedding, a: Tensor, delta: Tensor) -> TableRows:
-    """Return what :func:`~splitfg.sites.layer_gradients` does of an ``nn.Embedding``, at the rows looked up alone.
+    """Return :func:`~splitfg.sites.layer_gradients` of an ``nn.Embedding``, at the rows looked up alone.
 
     Args:
         module: The table.

@@ -146,7 +146,7 @@ class _Recorder(TorchFunctionMode):
             return z + bias
 
     def record(self, operation: Operation, *, active: bool) -> Any:
-        """Put an operation on the tape, and return what the pass goes on with."""
+        """Put an operation on the tape, and return the value with which the pass continues."""
         outputs = [t for t in tensors_in(operation.output) if is_differentiable(t)]
         if not outputs or not (active or any(self._depends(t) for t in tensors_in((operation.args, operation.kwargs)))):
             return operation.output

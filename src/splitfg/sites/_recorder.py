@@ -24,7 +24,7 @@ Calls: TypeAlias = Mapping[str, Sequence[Tensor]]
 """From a module's name to a tensor for every call of it."""
 
 Draw: TypeAlias = Callable[[str, Tensor], Tensor]
-"""From a module's name and what it wrote to noise of that shape."""
+"""From a module's name and output to noise of the output's shape."""
 
 
 @dataclass(frozen=True)

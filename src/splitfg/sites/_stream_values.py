@@ -1,4 +1,4 @@
-"""The values of a residual stream, from what a recorded pass holds."""
+"""The values of a residual stream, from a recorded pass."""
 
 from __future__ import annotations
 

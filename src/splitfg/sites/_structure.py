@@ -1,4 +1,4 @@
-"""Layers of other libraries, recognised by what they hold and compute instead of by their class."""
+"""Layers of other libraries, recognised by their attributes and outputs instead of by their class."""
 
 from __future__ import annotations
 

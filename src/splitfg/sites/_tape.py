@@ -1,4 +1,4 @@
-"""A tape of one forward pass: every operation between h and the trained parameters, with what it read and wrote."""
+"""A tape of one forward pass: every operation between h and the trained parameters, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Operation:
         return Operation(self.name, self.module, args, kwargs, output, self.autocast, self.caller)
 
     def run(self, a: Tensor) -> Any:
-        """Return what the module writes when it reads ``a`` in place of its first argument; runs no hooks."""
+        """Return the module's output for ``a`` in place of its first argument; runs no hooks."""
         assert self.module is not None
         first = [] if self.args else [next(iter(self.kwargs))]
         args, kwargs = (a, *self.args[1:]) if self.args else (), {**self.kwargs, **dict.fromkeys(first, a)}

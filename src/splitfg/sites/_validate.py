@@ -20,7 +20,7 @@ from splitfg.types import Inputs
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass of a trunk: what the named modules wrote, those whose input was written over, what the top read."""
+    """One pass of a trunk: outputs of the named modules, those with an overwritten input, and the input of the top."""
 
     h: Tensor
     writes: Mapping[str, Sequence[Tensor]]

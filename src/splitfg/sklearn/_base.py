@@ -1,4 +1,4 @@
-"""What the two estimators share: settings, encoding, training."""
+"""The base class of the two estimators: settings, encoding, training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the graph of reverse mode tells of a network."""
+"""Properties of a network that its autograd graph shows."""
 
 from __future__ import annotations
 

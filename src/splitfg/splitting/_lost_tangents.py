@@ -103,7 +103,7 @@ class _ByDifference:
     operators: Operators
 
     def cause(self, seen: Call, tangent: Tensor, name: str) -> str | None:
-        """Return what is wrong with a module's tangent; ``None`` if it is right."""
+        """Return the problem of a module's tangent; ``None`` if it is right."""
         slope = measured(seen.at, self.dtype)
         if slope is None or slope.agrees(tangent):
             return None

@@ -1,4 +1,4 @@
-"""How forward passes of a network run: on copies of its state, and with the random numbers of one step."""
+"""Forward passes of a network on copies of its state, with the random numbers of one step."""
 
 from __future__ import annotations
 

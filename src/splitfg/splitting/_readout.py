@@ -11,7 +11,7 @@ from splitfg.splitting._hugging_face import base_model
 
 
 class PassedOn(nn.Identity):
-    """Takes the place of an output layer and returns what it reads; shows the layer's attributes.
+    """Takes the place of an output layer and returns its input; shows the layer's attributes.
 
     Args:
         layer: The output layer; its parameters are not registered.
@@ -28,7 +28,7 @@ class PassedOn(nn.Identity):
 
 
 class Kept(PassedOn):
-    """Takes the place of an output layer, keeps what it reads, and returns logits of zero.
+    """Takes the place of an output layer, keeps its input, and returns logits of zero.
 
     For models that go on with the logits, so that the operations after the layer find the shape that they expect.
     """
@@ -43,13 +43,13 @@ class Kept(PassedOn):
         return h.new_zeros(()).expand(*h.shape[:-1], self._width)
 
     def taken(self, _returned: Any) -> Tensor:
-        """Return what the layer has read in this pass."""
+        """Return the layer's input in this pass."""
         h, self._read[0] = self._read[0], torch.empty(0)
         return h
 
 
 class Postprocessed(nn.Module):
-    """An output layer with what the model does to its logits: z ↦ cap tanh(s z / cap) + b.
+    """An output layer with the model's operations on its logits: z ↦ cap tanh(s z / cap) + b.
 
     Args:
         layer: The output layer.

@@ -165,7 +165,7 @@ class Split(SplitParameters):
         return twin
 
     def traits(self, x: Inputs) -> Traits:
-        """Return what a forward pass does in the present training mode beside computing h, from one pass.
+        """Return the side effects of a forward pass in the present training mode, from one pass.
 
         The pass is made once for every training mode, and its changes are undone.
 
@@ -185,7 +185,7 @@ class Split(SplitParameters):
 
     @property
     def observed(self) -> Observed:
-        """What forward passes were observed to do, for ``call``."""
+        """Observed side effects of forward passes, for ``call``."""
         return self._passes.observed
 
     def for_step(self, x: Inputs, generator: torch.Generator | None) -> Split:

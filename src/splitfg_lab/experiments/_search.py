@@ -11,7 +11,7 @@ from splitfg.recipes.checks import below, not_positive
 
 @dataclass(frozen=True)
 class Search:
-    """How a line search begins; the defaults are those of :class:`~splitfg.LineSearch`.
+    """Start of a line search; the defaults are those of :class:`~splitfg.LineSearch`.
 
     Attributes:
         start: rho of the first step.
@@ -34,4 +34,4 @@ FAST = Search(start=0.3, calm=100)
 """A search that follows the first steps at once."""
 
 BEFORE: tuple[tuple[str, Any], ...] = (("search", {"type": "Search", "start": 1.0, "calm": 1000}),)
-"""What configs had that were recorded without the field."""
+"""The value of the field for configs that were recorded without it."""

@@ -20,7 +20,7 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 @dataclass(frozen=True)
 class Reading:
-    """How files become numbers.
+    """Options for reading files as numbers.
 
     Attributes:
         target: Column of a table, or name of an array.

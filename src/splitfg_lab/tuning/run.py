@@ -28,7 +28,7 @@ Progress = Callable[[Tuning], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune and where to write.
+    """A network to tune, the data, and the files to write.
 
     Attributes:
         model: The network.

@@ -1,4 +1,4 @@
-"""What a language run is: the model, the method, the budget and the corpus."""
+"""The config of a language run: the model, the method, the budget and the corpus."""
 
 from __future__ import annotations
 

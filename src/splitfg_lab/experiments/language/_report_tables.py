@@ -34,67 +34,91 @@ from splitfg_lab.experiments.spec import Row, Table
 def tables() -> tuple[Table, ...]:
     """Return all tables: main, ablations and screenings."""
     return (
-        table(
-            "language",
-            "Validation perplexity of GPT small8, one epoch",
-            ("Val. NLL", "Val. PPL", "PPL over the bigram's", "PPL at the 10% budget"),
-            [_main_row(*row) for row in MAIN_ROWS],
-            "The paper's tuned backprop is AdamW with decay 0.01. Ours have a trunk step scale of 0.3: AdamW with the"
-            " usual eps, and Adam with the eps that learned feedback and the ladder's methods have. The bigram is"
-            " that of the same training text; the paper's ratios are taken here from its perplexities.",
-        ),
-        table(
-            "language-core",
-            "Core ablation: one component at a time",
-            ("Val. PPL", "Relative factor", "10% budget", "Interpretation"),
-            [
-                Row(label, (perplexity(p, ppl), ratio(p, MAIN, factor), perplexity(tenth(p) or p), text))
-                for label, p, ppl, factor, text in CORE_ROWS
-            ],
-        ),
-        table(
-            "language-rho",
-            "Trunk step scale rho, K = 4",
-            ("10% budget", "Over frozen", "Full budget", "Over frozen", "Trunk moved, 10%", "Trunk moved, full"),
-            [
-                *(_rho_row(f"{rho:g}", split_fg(4, rho), *RHO_PAPER[rho]) for rho in RHOS),
-                _rho_row("1 (naive)", NAIVE, None, 1733.4),
-                _rho_row("Frozen control", "frozen", *FROZEN_PAPER),
-                _rho_row("Frozen, clipped as hard", "frozen-clipped", None, None),
-            ],
-            "Over frozen is the ratio to the frozen control of the same budget; the paper's is taken here from its"
-            " perplexities. Trunk moved is the distance from its initialisation, in units of the initial norm."
-            " Clipped as hard is a control whose head gets a gradient as small as joint clipping leaves it beside the"
-            " trunk's noise.",
-        ),
-        table(
-            "language-k",
-            "Tangent count K, rho = 0.03, one epoch",
-            ("Val. PPL", "Val. NLL", "10% budget"),
-            [_k_row(K) for K in PAPER_TANGENTS],
-            "One seed: differences of a few percent, as between K = 4 and K = 8, are not conclusive.",
-        ),
+        _main_table(),
+        _core_table(),
+        _rho_table(),
+        _k_table(),
         tuned_table(),
-        table(
-            "language-optimizers",
-            "Optimizers, K = 4, rho = 0.03, one epoch",
-            ("Val. PPL", "Val. NLL", "10% budget"),
-            [
-                Row(label, (perplexity(p, ppl), log_loss(p, nll), perplexity(f"{p}-10")))
-                for label, p, ppl, nll in OPTIMIZER_ROWS
-            ],
-        ),
+        _optimizer_table(),
         light_table(),
         varied_table(),
         direct_table(),
         *ladder_tables(),
-        table(
-            "language-pure-fg",
-            "Pure forward gradient, K = 4: learning rate, 10% budget",
-            ("Val. PPL",),
-            [Row(f"{lr:g}", (perplexity(pure_fg(lr), PURE_PAPER[lr]),)) for lr in PURE_FG_RATES],
-        ),
+        _pure_fg_table(),
         backprop_table(),
+    )
+
+
+def _main_table() -> Table:
+    return table(
+        "language",
+        "Validation perplexity of GPT small8, one epoch",
+        ("Val. NLL", "Val. PPL", "PPL over the bigram's", "PPL at the 10% budget"),
+        [_main_row(*row) for row in MAIN_ROWS],
+        "The paper's tuned backprop is AdamW with decay 0.01. Ours have a trunk step scale of 0.3: AdamW with the"
+        " usual eps, and Adam with the eps that learned feedback and the ladder's methods have. The bigram is"
+        " that of the same training text; the paper's ratios are taken here from its perplexities.",
+    )
+
+
+def _core_table() -> Table:
+    return table(
+        "language-core",
+        "Core ablation: one component at a time",
+        ("Val. PPL", "Relative factor", "10% budget", "Interpretation"),
+        [
+            Row(label, (perplexity(p, ppl), ratio(p, MAIN, factor), perplexity(tenth(p) or p), text))
+            for label, p, ppl, factor, text in CORE_ROWS
+        ],
+    )
+
+
+def _rho_table() -> Table:
+    return table(
+        "language-rho",
+        "Trunk step scale rho, K = 4",
+        ("10% budget", "Over frozen", "Full budget", "Over frozen", "Trunk moved, 10%", "Trunk moved, full"),
+        [
+            *(_rho_row(f"{rho:g}", split_fg(4, rho), *RHO_PAPER[rho]) for rho in RHOS),
+            _rho_row("1 (naive)", NAIVE, None, 1733.4),
+            _rho_row("Frozen control", "frozen", *FROZEN_PAPER),
+            _rho_row("Frozen, clipped as hard", "frozen-clipped", None, None),
+        ],
+        "Over frozen is the ratio to the frozen control of the same budget; the paper's is taken here from its"
+        " perplexities. Trunk moved is the distance from its initialisation, in units of the initial norm."
+        " Clipped as hard is a control whose head gets a gradient as small as joint clipping leaves it beside the"
+        " trunk's noise.",
+    )
+
+
+def _k_table() -> Table:
+    return table(
+        "language-k",
+        "Tangent count K, rho = 0.03, one epoch",
+        ("Val. PPL", "Val. NLL", "10% budget"),
+        [_k_row(K) for K in PAPER_TANGENTS],
+        "One seed: differences of a few percent, as between K = 4 and K = 8, are not conclusive.",
+    )
+
+
+def _optimizer_table() -> Table:
+    return table(
+        "language-optimizers",
+        "Optimizers, K = 4, rho = 0.03, one epoch",
+        ("Val. PPL", "Val. NLL", "10% budget"),
+        [
+            Row(label, (perplexity(p, ppl), log_loss(p, nll), perplexity(f"{p}-10")))
+            for label, p, ppl, nll in OPTIMIZER_ROWS
+        ],
+    )
+
+
+def _pure_fg_table() -> Table:
+    return table(
+        "language-pure-fg",
+        "Pure forward gradient, K = 4: learning rate, 10% budget",
+        ("Val. PPL",),
+        [Row(f"{lr:g}", (perplexity(pure_fg(lr), PURE_PAPER[lr]),)) for lr in PURE_FG_RATES],
     )
 
 
