@@ -11,8 +11,8 @@ from splitfg_lab.compatibility._record import Row
 _INTRODUCTION = """\
 # Which models work
 
-Every cell is measured: each model class has random weights and a small batch, and every estimator is compared in
-float32 with plain autograd on an untouched copy of the model.
+Every cell is a measurement. A model class gets random weights and a small batch, and the gradient of every estimator is
+compared in float32 with plain autograd's on an untouched copy of the model.
 
 - **✓** exact: the largest relative error, at most 1e-05. For estimators with tangents, the scores are compared with
   the inner product of autograd's gradient and tangents that are drawn again from the seed, relative to the norm of the
@@ -22,7 +22,7 @@ float32 with plain autograd on an untouched copy of the model.
 - **≈** approximate: the relative distance of the trunk's gradient from autograd's. `LearnedFeedback` learns its maps
   from {updates} estimates of the batch first; its error falls further with more. In brackets: the parameters of the
   trunk that get a gradient, where some do not.
-- **✗** raises an error; the number leads to its first sentence.
+- **✗** raises an error; the number links to its first sentence.
 
 `EvolutionStrategy` is an approximation by finite differences, `FrozenTrunk` trains the head alone, and `DirectPath`
 takes the residual stream that `ResidualPath.find` finds.

@@ -62,7 +62,7 @@ def _table(dataset: str) -> Table:
 
 EXPERIMENT = Experiment(
     name="tabular_step",
-    title="Tables: a trunk step that finds itself",
+    title="Tables: a trunk step learned during training",
     source="New here: Section 5's future work",
     runner="splitfg_lab.experiments.tabular.run:run",
     presets=_presets(),
