@@ -41,7 +41,7 @@ def part_problems(trunk: object, head: object) -> list[str]:
         return found
     loss: object = head.output_loss
     if isinstance(loss, type):
-        found.append(f"the loss is the class {loss.__name__}: pass an instance, such as CrossEntropy()")
+        found.append(f"the loss is the class {loss.__name__}: pass an instance, CrossEntropy() or SquaredError()")
     elif not isinstance(loss, OutputLoss):
         found.append(f"the loss is {type(loss).__name__}: use splitfg's CrossEntropy() or SquaredError()")
     return found
