@@ -46,13 +46,15 @@ def test_links(page):
 def test_readme_is_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
-    for piece in ("docs/_static/split.svg", "## Install", "@unpublished{", "Tian Qin", "Lehigh University"):
+    pictures = ("docs/_static/split.svg", "docs/_static/ladder.svg")
+    for piece in (*pictures, "## Install", "@unpublished{", "Tian Qin", "Lehigh University"):
         assert piece in text
 
 
-def test_picture_is_what_its_script_draws():
-    drawn = runpy.run_path(str(ROOT / "docs" / "picture.py"))["picture"]()
-    assert (ROOT / "docs" / "_static" / "split.svg").read_text(encoding="utf-8") == drawn
+def test_pictures_are_what_their_script_draws():
+    pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))["PICTURES"]
+    for name, draw in pictures.items():
+        assert (ROOT / "docs" / "_static" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
 
 
 def test_citation_names_the_paper():
