@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from _cuts import BackwardsOrder, Deep, Pooled, built, full_basis, gradient
+from _cuts import BackwardsOrder, Deep, Pooled, PostProcessed, built, full_basis, gradient
 from _toolkit import TiedLanguageModel, classes, close, cross_entropy, noise, seeded
 from torch import nn
 
@@ -20,6 +20,14 @@ from splitfg import (
     Tied,
     split,
 )
+
+
+def _by_position(after, zeros):
+    """A model whose last layer runs at every position, before ``after``; its weight or bias are zero."""
+    model = built(lambda: PostProcessed(after))
+    for name in zeros.split(" and "):
+        nn.init.zeros_(getattr(model.fc, name))
+    return model
 
 
 class TestLastLinear:
@@ -130,6 +138,21 @@ class TestLastLinear:
         model = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3), nn.Softmax(dim=-1)))
         x, y = noise(5, 4), classes(5, count=3)
         close(full_basis(split(model, head=ReverseModeHead, example=x), x, y), gradient(model, x, y))
+
+    @pytest.mark.parametrize("zeros", ["bias", "weight and bias"])
+    @pytest.mark.parametrize("after", [lambda z: z.sum(1), lambda z: 3 * z[:, 0], lambda z: z.amax(1)])
+    def test_zeros_do_not_hide_what_follows(self, zeros, after):
+        model, x, y = _by_position(after, zeros), noise(5, 2, 4), classes(5, count=3)
+        with pytest.raises(SplitError, match="another operation follows the last linear layer"):
+            split(model, example=x)
+        close(full_basis(split(model, head=ReverseModeHead, example=x), x, y), gradient(model, x, y))
+
+    @pytest.mark.parametrize("after", [lambda z: z.mean(1), lambda z: z[:, -1]])
+    def test_a_layer_of_zeros_before_a_mean(self, after):
+        model, x, y = _by_position(after, "weight and bias"), noise(5, 2, 4), classes(5, count=3)
+        s = split(model, example=x)
+        assert isinstance(s.head, LinearHead)
+        close(full_basis(s, x, y), gradient(model, x, y))
 
     def test_of_a_compiled_model_the_original_is_cut(self):
         model = built(Deep).eval()

@@ -69,4 +69,14 @@ BUGS = (
         "if places is not None:",
         ("tests/oracle/test_shared_modules.py::test_in_compiled_code",),
     ),
+    Bug(
+        "validated at zeros",
+        "splitting/_passes.py",
+        "alpha=_initial_size(p))",
+        "alpha=0)",
+        (
+            "tests/contract/test_zero_layers.py",
+            "tests/oracle/test_split.py::TestLastLinear::test_zeros_do_not_hide_what_follows",
+        ),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,9 @@ from torch.utils import _pytree as pytree
 from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, random_state, same_generators
 from splitfg.splitting._masks import TangentMasks
 from splitfg.types import Inputs, Params
+
+# Largest entry, relative to an initialisation, of a parameter that hides what it multiplies.
+_SMALL = 1e-2
 
 
 def skip_checks() -> bool:
@@ -129,6 +133,33 @@ def same_parameters(parts: Sequence[nn.Module]) -> Iterator[None]:
         for p, version, value in kept.values():
             if p._version != version:
                 p.data.copy_(value)
+
+
+@contextmanager
+def away_from_zero(model: nn.Module) -> Iterator[None]:
+    """Move trained parameters of almost zero by noise of the size of an initialisation, and restore them afterwards.
+
+    For validations: a layer of zeros, as at the end of a residual branch, hides what comes before it, and a bias of
+    zeros hides that it is scaled.
+    """
+    kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad and _is_almost_zero(p)]
+    draws = torch.Generator().manual_seed(0)
+    try:
+        for p, _ in kept:
+            p.data.add_(torch.randn(p.shape, generator=draws).to(p), alpha=_initial_size(p))
+        yield
+    finally:
+        for p, value in kept:
+            p.data.copy_(value)
+
+
+def _is_almost_zero(p: Tensor) -> bool:
+    return p.numel() > 0 and float(p.detach().abs().amax()) < _SMALL * _initial_size(p)
+
+
+def _initial_size(p: Tensor) -> float:
+    """Return 1/sqrt(n) for the n entries that make one output, the typical size of an initialisation."""
+    return 1 / math.sqrt((p if p.ndim < 2 else p[0]).numel())
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._own_loss import own_loss_problems
 from splitfg.splitting._padding import constant_padding, padded_tables
 from splitfg.splitting._parameters import SplitParameters
-from splitfg.splitting._passes import Passes, copied_inputs, observe, skip_checks
+from splitfg.splitting._passes import Passes, away_from_zero, copied_inputs, observe, skip_checks
 from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._wrappers import wrapper_problems
 from splitfg.types import Inputs, Params, Target, TrunkFunction
@@ -129,7 +129,8 @@ class Split(SplitParameters):
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
         """Run a validation that needs a batch, unless it has passed before in the present training mode.
 
-        Does nothing for a split with ``check=False``.
+        Meanwhile trained parameters of almost zero are moved, since they hide errors. Does nothing for a split with
+        ``check=False``.
 
         Args:
             key: Identifies the validation.
@@ -142,7 +143,7 @@ class Split(SplitParameters):
             return
         in_this_mode = (key, self.training_flags())
         if in_this_mode not in self._validated:
-            with preserved(self.trunk, self.head, self.model):
+            with preserved(self.trunk, self.head, self.model), away_from_zero(self.model):
                 raise_if(problems())
             self._validated.add(in_this_mode)
 
@@ -342,7 +343,8 @@ class Split(SplitParameters):
         """Explain why trunk and head do not compute the model's outputs, or return ``None`` if they do."""
         if isinstance(self.model, Joined):
             return None
-        with preserved(self.trunk, self.head, self.model), self._passes.drawing(self.model.parameters()):
+        drawing = self._passes.drawing(self.model.parameters())
+        with preserved(self.trunk, self.head, self.model), away_from_zero(self.model), drawing:
             return disagreement(self.model, self.head, self.predict, x, self.interface)
 
 
