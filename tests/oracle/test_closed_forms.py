@@ -1,5 +1,6 @@
 """The rules that pull a signal back through operators, against autograd in float64."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,10 +39,14 @@ FUNCTIONS = {
     "repeat": lambda a, b: a.repeat(2, 1, 3) + b.repeat(3, 2, 1, 1)[0].repeat(1, 1, 3),
     "pool": lambda a, b: F.adaptive_avg_pool1d(a, 1) * b,
     "masked": lambda a, b: a.masked_fill(torch.eye(4, 6, dtype=torch.bool), 0.3) + torch.where(b > 0, b, a),
+    "where": lambda a, b: a.where(b > 0, b) + a.where(condition=b > 0, other=b[0]) + torch.where(a > 0, 2.0, b),
+    "mask by name": lambda a, b: a.masked_fill(value=0.3, mask=torch.eye(4, 6, dtype=torch.bool)) * b,
     "mean": lambda a, b: a - a.mean(-1, keepdim=True) + b.mean(dim=(0, 1)) + a.sum(1, keepdim=True) + b.mean(),
     "reshape": lambda a, b: a.flatten(1).unflatten(1, (6, 4)).reshape(2, 4, 6) + b.view(8, 6).view(2, 4, 6),
     "permute": lambda a, b: a.permute(2, 0, 1).permute(1, 2, 0) * b.transpose(0, 1).transpose(1, 0).contiguous(),
     "index": lambda a, b: b[:, [0, 0]] * a[:, :2],
+    "indices": lambda a, b: a[:, np.array([0, 0, 3])] + b[..., (1, 1, 2), None].mT.mT[..., 0][:, :3, :1] + a[1, 0, 5],
+    "range": lambda a, b: a[range(2), :, ::2] * b[None, :, 1:, range(3)].mT[0, :, :1],
     "parts": lambda a, b: torch.cat([*a.split(2, -1), b.chunk(2, -1)[0]], -1) + torch.stack(b.unbind(1), 1)[..., :1],
     "expand": lambda a, b: a[:, :1].expand(2, 4, 6) * b + b.unsqueeze(0).squeeze(0),
     "detach": lambda a, b: a.detach() * b,

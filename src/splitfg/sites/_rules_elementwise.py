@@ -154,13 +154,15 @@ def _lerp(operation: Operation, delta: Tensor) -> Pulled:
 
 @rule("masked_fill", inputs=False, output=False)
 def _masked_fill(operation: Operation, delta: Tensor) -> Pulled:
-    x, mask = operation.args[:2]
-    yield x, summed_to(delta.masked_fill(mask, 0), x)
+    x = operation.input
+    yield x, summed_to(delta.masked_fill(argument(operation, 1, "mask", None), 0), x)
 
 
 @rule("where", inputs=False, output=False)
 def _where(operation: Operation, delta: Tensor) -> Pulled:
-    condition, a, b = operation.args
+    condition, a, b = (argument(operation, i, name, None) for i, name in enumerate(("condition", "input", "other")))
+    if condition.dtype != torch.bool:  # a.where(condition, b)
+        condition, a = argument(operation, 1, "condition", None), operation.input
     if isinstance(a, Tensor):
         yield a, summed_to(torch.where(condition, delta, 0), a)
     if isinstance(b, Tensor):

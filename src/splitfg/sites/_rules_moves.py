@@ -112,11 +112,11 @@ def _getitem(operation: Operation, delta: Tensor) -> Pulled:
     x, index = operation.args
     indices = index if isinstance(index, tuple) else (index,)
     share = torch.zeros_like(x)
-    if any(isinstance(i, Tensor | list) for i in indices):  # rows may be read more than once
+    if all(i is None or i is Ellipsis or isinstance(i, int | slice) for i in indices):
+        share[index] = delta
+    else:  # tensors, arrays, lists and ranges may read an entry more than once
         places = torch.arange(x.numel(), device=x.device).view(x.shape)[index]
         share.view(-1).index_add_(0, places.reshape(-1), delta.reshape(-1))
-    else:
-        share[index] = delta
     yield x, share
 
 
