@@ -4,7 +4,9 @@ import pytest
 import torch
 from _toolkit import DOUBLE, classes, exact, generator, noise, seeded
 from torch import nn
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal, weight_norm
 
 from splitfg import BlockPath, LinearHead, MeanJacobian, ParallelPull, PathBlock, Split, SplitError, split
 from splitfg.feedback import RandomMaps
@@ -75,6 +77,25 @@ def sequential():
     return seeded(lambda: nn.Sequential(*layers)).double(), noise(5, 4), classes(5, count=3)
 
 
+class Ensemble(nn.Module):
+    """The mean of several layers that run together."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.weight = nn.Linear(6, 6).requires_grad_(False), nn.Parameter(torch.randn(3, 6, 6))
+
+    def forward(self, x):
+        def member(weight):
+            return functional_call(self.base, {"weight": weight}, (x,))
+
+        return vmap(member)(self.weight).tanh().mean(0)
+
+
+def computed_weights():
+    layers = [weight_norm(nn.Linear(4, 6)), nn.Tanh(), Ensemble(), orthogonal(nn.Linear(6, 6)), nn.Linear(6, 3)]
+    return seeded(lambda: nn.Sequential(*layers)).double(), noise(5, 4), classes(5, count=3)
+
+
 FOUND = {
     language: BlockPath(
         tuple(PathBlock((f"layers.{i}",)) for i in range(3)), top="norm", writers=("token", "position")
@@ -90,6 +111,7 @@ FOUND = {
         top="pool",
         pooled=True,
     ),
+    computed_weights: BlockPath((PathBlock(("0", "1")), PathBlock(("2",)), PathBlock(("3",)))),
     sequential: BlockPath((PathBlock(("0", "1")), PathBlock(("2.0", "2.1", "2.2")))),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError, raise_if, shorten
@@ -49,7 +50,8 @@ class _Search:
         modules = {name: module for name, module in split.trunk.named_modules() if name}
 
         def tap(name: str, a: Tensor, z: Tensor) -> None:
-            if isinstance(a, Tensor) and isinstance(z, Tensor):
+            # values inside torch.vmap have no memory of their own
+            if isinstance(a, Tensor) and isinstance(z, Tensor) and not is_functorch_wrapped_tensor(z):
                 self._calls.append(_Call(name, modules[name], a, z))
 
         # a graph without what a backward pass needs shows which values depend on parameters

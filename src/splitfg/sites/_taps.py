@@ -107,5 +107,5 @@ def _further_hook(name: str, arguments: Callable[[str, Arguments], None]) -> Cal
 
 
 def _first(args: Any, kwargs: Any) -> Any:
-    """Return the first argument, positional or by keyword."""
-    return args[0] if args else next(iter(kwargs.values()))
+    """Return the first argument, positional or by keyword; ``None`` if there is none, as in parametrizations."""
+    return args[0] if args else next(iter(kwargs.values()), None)
