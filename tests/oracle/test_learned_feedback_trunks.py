@@ -94,7 +94,20 @@ def convolutions():
     return Trunk(forward, c=nn.Linear(5, 5), first=first, last=last)
 
 
+def nearest(m, x):
+    """The nearest entries of a codebook, straight through; distances have no forward-mode rule."""
+    z = m.a(x)
+    return m.c(z + (m.codes[torch.cdist(z, m.codes).argmin(1)] - z).detach())
+
+
+def codebook():
+    trunk = two(nearest)()
+    trunk.register_buffer("codes", torch.randn(4, 5, generator=generator(2)))
+    return trunk
+
+
 EXACT = {
+    "a codebook": codebook,
     "layers that share a weight": shared_weight,
     "a layer called three times": called_three_times,
     "a layer registered twice": registered_twice,
@@ -156,6 +169,13 @@ EXACT = {
 def test_feedback_converges_to_the_gradient(name):
     found = errors(network(EXACT[name]), inputs(), targets())
     assert max(found.values()) < 1e-4, found
+
+
+def test_a_wrong_gradient_beside_an_operator_without_forward_mode_raises():
+    trunk = codebook()
+    trunk.c.forward = lambda z: 2 * nn.functional.linear(z, trunk.c.weight, trunk.c.bias)
+    with pytest.raises(SplitError, match=r"gradients of .*c.weight.* are not the trunk's derivatives"):
+        errors(network(lambda: trunk), inputs(), targets())
 
 
 class Routed(nn.Module):

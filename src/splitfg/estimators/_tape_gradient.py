@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from splitfg.engines import CentralDifference, ForwardMode
+from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, shorten
 from splitfg.feedback import Transposed, sweep
 from splitfg.numerics import norm
 from splitfg.sites import Tape
-from splitfg.splitting import Split, lookup_problems
+from splitfg.splitting import Split, lookup_problems, measured_slope
 from splitfg.types import Inputs, Params
 
 # Largest difference of <g, v> and <u, J v> relative to ‖g‖, by how J v is found.
@@ -82,15 +83,23 @@ def _by_frequency(split: Split) -> set[str]:
 
 
 def _derivative(split: Split, x: Inputs, u: Tensor, params: Params) -> tuple[Callable[[Params], float], float]:
-    """Return v ↦ <u, J v>, by forward mode or else by differences, and the relative error that it explains."""
+    """Return v ↦ <u, J v>, by forward mode or else by differences, and the relative error that it explains.
+
+    Values that the trunk detaches are constants in both.
+    """
     f = split.trunk_function(x)
 
-    def along(engine: ForwardMode | CentralDifference, v: Params) -> float:
-        _, dh = engine(f, params, {name: t.unsqueeze(0) for name, t in v.items()})
+    def pushed(v: Params) -> float:
+        _, dh = ForwardMode()(f, params, {name: t.unsqueeze(0) for name, t in v.items()})
         return float((dh[0].double() * u.double()).sum())
 
+    def measured(v: Params) -> float:
+        scale = float(norm(params) / norm(v))
+        slope = measured_slope(split, x, {name: scale * t for name, t in v.items()}, u.dtype)
+        return math.nan if slope is None else float(slope.central @ u.double().flatten()) / scale
+
     try:
-        along(ForwardMode(), {name: torch.zeros_like(p) for name, p in params.items()})
+        pushed({name: torch.zeros_like(p) for name, p in params.items()})
     except (NotImplementedError, RuntimeError):
-        return (lambda v: along(CentralDifference(), v)), _MEASURED_ERROR
-    return (lambda v: along(ForwardMode(), v)), _ERROR.get(u.dtype, _NARROW_ERROR)
+        return measured, _MEASURED_ERROR
+    return pushed, _ERROR.get(u.dtype, _NARROW_ERROR)

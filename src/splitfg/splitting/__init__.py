@@ -13,7 +13,7 @@ from splitfg.splitting._replace import names_of, original, replaced, submodule
 from splitfg.splitting._reverse_errors import explained_reverse
 from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._split import HEAD_TANGENTS, TANGENTS, Split, require_split
-from splitfg.splitting._tangent_checks import tangent_problems
+from splitfg.splitting._tangent_checks import measured_slope, tangent_problems
 
 __all__ = [
     "HEAD_TANGENTS",
@@ -32,6 +32,7 @@ __all__ = [
     "explained_reverse",
     "has_reduced_precision",
     "lookup_problems",
+    "measured_slope",
     "names_of",
     "original",
     "parts",

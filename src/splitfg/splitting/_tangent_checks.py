@@ -94,7 +94,7 @@ class _Pushed:
     def difference_problems(self) -> list[str]:
         """Compare J v with a finite difference."""
         slope = _in_double(self.split, self.x, self.v, self.h) if self.dtype == torch.float32 else None
-        slope = measured(self._line(), self.dtype) if slope is None else slope
+        slope = measured(_line(self.split, self.x, self.v), self.dtype) if slope is None else slope
         if slope is None or slope.agrees(self.dh):
             if slope is not None and not bool(self.dh.any()) and not bool(slope.central.any()):
                 warn_unreached()
@@ -110,13 +110,31 @@ class _Pushed:
         """Compare every ``torch.autograd.Function`` with its own backward."""
         return rule_problems(self.split, self.x, self.v, self.dtype)
 
-    def _line(self) -> Line:
-        f, params = without_graph(self.split, self.x), self.split.trunk_params()
 
-        def line(t: float) -> Tensor:
-            return f({name: p + t * self.v[name] for name, p in params.items()}).flatten().double()
+def measured_slope(split: Split, x: Inputs, v: Params, dtype: torch.dtype) -> Slope | None:
+    """Measure the derivative of h by finite differences; values that the trunk detaches are constants.
 
-        return line
+    Args:
+        split: The network.
+        x: Inputs.
+        v: Direction by the names of trained parameters, about as large as these.
+        dtype: Precision of the computation.
+
+    Returns:
+        The slope; ``None`` if h is not finite, or passes at moved parameters call other functions.
+    """
+    with torch.enable_grad(), suppress(DifferentPassError):
+        return measured(_line(split, x, v), dtype)
+    return None
+
+
+def _line(split: Split, x: Inputs, v: Params) -> Line:
+    f, params = without_graph(split, x), split.trunk_params()
+
+    def line(t: float) -> Tensor:
+        return f({name: params[name] + t * moved for name, moved in v.items()}).flatten().double()
+
+    return line
 
 
 def _in_double(split: Split, x: Inputs, v: Params, h: Tensor) -> Slope | None:
