@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 
 import torch
@@ -34,6 +34,16 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which products keep the dtype of their factors, for use under ``torch.autocast``."""
     on = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, in which torch counts no writes and some versions lose tangents, and record no graph."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def inner_products(moves: Tensor, u: Tensor) -> Tensor:

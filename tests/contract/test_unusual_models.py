@@ -10,7 +10,20 @@ from _toolkit import classes, generator
 from torch import nn
 from torch.nn import functional as F
 
-from splitfg import Backprop, FrozenTrunk, ReverseModeHead, SplitError, SplitFG, diagnose, split
+from splitfg import (
+    ActivityFG,
+    Backprop,
+    DirectPath,
+    FrozenTrunk,
+    LearnedFeedback,
+    ParallelPull,
+    ResidualPath,
+    ReverseModeHead,
+    SplitError,
+    SplitFG,
+    diagnose,
+    split,
+)
 
 X, Y = rows(4), classes(4, count=3)
 
@@ -190,10 +203,41 @@ def test_inputs_from_inference_mode():
     torch.testing.assert_close(Backprop()(s, x.clone(), Y).grads, Backprop()(s, X, Y).grads)
 
 
-def test_reverse_mode_under_inference_mode():
-    s = split(Two())
+@pytest.mark.parametrize("estimator", [Backprop(), ParallelPull()])
+def test_reverse_mode_under_inference_mode(estimator):
+    s = split(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)))
     with torch.inference_mode():
-        assert "does not work under torch.inference_mode()" in refused(Backprop(), s, X, Y)[0]
+        assert "does not work under torch.inference_mode()" in refused(estimator, s, X, Y)[0]
+
+
+FORWARD = {
+    "split_fg": SplitFG(2),
+    "activity": ActivityFG(2),
+    "learned": LearnedFeedback(),
+    "direct": DirectPath(ResidualPath(writers=("first",), strict=False)),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("inputs", ["made inside", "made outside"])
+def test_inference_mode_changes_nothing(name, inputs):
+    model = Two()
+    expected = FORWARD[name](split(model), X, Y, generator=generator()).grads
+    with torch.inference_mode():
+        x = X.clone() if inputs == "made inside" else X
+        torch.testing.assert_close(FORWARD[name](split(model), x, Y, generator=generator()).grads, expected)
+
+
+def without_gradients(z):
+    with torch.no_grad():
+        return 2 * z
+
+
+@pytest.mark.parametrize("estimator", [SplitFG(2), ActivityFG(2), LearnedFeedback()])
+def test_the_first_batch_is_validated_under_inference_mode(estimator):
+    s = split(Two(without_gradients))
+    with torch.inference_mode():
+        assert "torch.no_grad()" in refused(estimator, s, X, Y)[0]
 
 
 class Outside(Two):

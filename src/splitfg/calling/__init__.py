@@ -3,7 +3,7 @@
 from splitfg.calling._call import Places, call, eager_code, eager_parts, places_of
 from splitfg.calling._effects import Flags, Following, Observed, Traits, registered_modules
 from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
-from splitfg.calling._restore import ForwardState, forward_state, preserved, restored
+from splitfg.calling._restore import ForwardState, forward_state, preserved, restored, version_of
 
 __all__ = [
     "Flags",
@@ -24,4 +24,5 @@ __all__ = [
     "registered_modules",
     "restored",
     "same_generators",
+    "version_of",
 ]

@@ -126,7 +126,7 @@ class _Snapshot:
             tensor
             for tensor, version, value in self._tensors.values()
             # batch norm writes to its statistics without a new version
-            if _version(tensor) != version or (value is not None and not _equal(tensor, value))
+            if version_of(tensor) != version or (value is not None and not _equal(tensor, value))
         ]
 
     def changes(self) -> ForwardState:
@@ -152,7 +152,7 @@ class _Snapshot:
                 self._add([vars(value)] if hasattr(value, "__dict__") else [])
             elif not isinstance(value, nn.Parameter):
                 stored = self._stored is None or id(value) in self._stored
-                self._tensors[id(value)] = value, _version(value), _copied(value) if stored else None
+                self._tensors[id(value)] = value, version_of(value), _copied(value) if stored else None
 
 
 class _Role(Enum):
@@ -230,7 +230,7 @@ def _write(tensor: Tensor, value: Tensor) -> None:
         tensor.data.copy_(value)  # through .data, so that autograd's saved tensors stay valid
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     """Return the number of in-place writes so far; -1 if torch does not count them."""
     try:
         return tensor._version

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -13,6 +11,7 @@ from torch.func import jvp, vmap
 from torch.utils import dlpack
 
 from splitfg.errors import raise_if
+from splitfg.numerics import outside_inference_mode
 from splitfg.types import Params, TrunkFunction
 
 
@@ -52,7 +51,7 @@ class ForwardMode:
 
     def __call__(self, f: TrunkFunction, params: Params, tangents: Params) -> tuple[Tensor, Tensor]:
         """Return ``h`` and ``dh[k] = J v_k`` of shape ``(c, *h.shape)``."""
-        with _outside_inference_mode():
+        with outside_inference_mode():
             return forward_jvps(f, params, {name: _with_own_storage(v) for name, v in tangents.items()})
 
 
@@ -68,16 +67,6 @@ def forward_jvps(f: TrunkFunction, params: Params, tangents: Params) -> tuple[Te
         return h, dh.unsqueeze(0)
     both: tuple[Tensor, Tensor] = vmap(push, out_dims=(None, 0), randomness="same")(tangents)  # type: ignore[arg-type]
     return both
-
-
-@contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Leave inference mode, in which older versions of torch lose tangents without an error, and record no graph."""
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
 
 
 def _with_own_storage(tangents: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ def pass_problems(split: Split, x: Inputs) -> list[str]:
     Builds the graph of one pass without what a backward pass would need of it.
     """
     watch, params = _WithoutGradients(), split.trunk_params()
+    x = pytree.tree_map_only(Tensor, torch.clone, x)  # a graph cannot hold tensors from inference mode
     try:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t), watch:
             h = split.trunk_function(x)({n: p.detach().requires_grad_() for n, p in params.items()})

@@ -28,6 +28,7 @@ from splitfg.splitting import (
     original,
     parts,
     replaced,
+    require_reverse_mode,
     submodule,
 )
 from splitfg.splitting.checks import begin_step, check_h, check_loss, warn_unreached
@@ -209,8 +210,7 @@ _RUNS_TWICE = (
 
 def _check_reverse(split: Split) -> None:
     """Raise :class:`SplitError` for a black box and in inference mode: the gradient would be a silent zero."""
-    if torch.is_inference_mode_enabled():
-        raise SplitError(["reverse mode does not work under torch.inference_mode(): leave it, or use SplitFG()"])
+    require_reverse_mode()
     if isinstance(split.trunk, ForwardOnlyTrunk):
         kind = type(split.trunk).__name__
         cure = "use SplitFG(engine=CentralDifference()), or FrozenTrunk() for the head alone"

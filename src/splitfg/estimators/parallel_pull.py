@@ -39,7 +39,7 @@ from splitfg.sites import (
     top_shape,
     validate_blocks,
 )
-from splitfg.splitting import ForwardOnlyTrunk, Split, names_of
+from splitfg.splitting import ForwardOnlyTrunk, Split, names_of, require_reverse_mode
 from splitfg.splitting.checks import begin_step, check_gradients
 from splitfg.types import Estimate, Inputs, Params, Stats, Target
 
@@ -134,6 +134,7 @@ class ParallelPull:
         self, split: Split, x: Inputs, y: Target, *, generator: torch.Generator | None = None, share: Share
     ) -> Partial:
         """Compute the gradients of these rows; see :class:`~splitfg.estimators.PartialEstimator`."""
+        require_reverse_mode()
         split = begin_step(split, x, y, generator, tangents=False)
         path = self.blocks_of(split)
         validate_blocks(split, path, x)

@@ -144,7 +144,7 @@ def _grouped(chain: Sequence[_Call]) -> list[tuple[str, ...]]:
 
 
 def _without_graph(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _trained(call: _Call) -> bool:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from splitfg.calling import version_of
 from splitfg.errors import SplitError
+from splitfg.numerics import outside_inference_mode
 from splitfg.sites._functional import attention_in_parts, dot_product_in_parts, linear_arguments, linear_layer
 from splitfg.sites._nested import mapped, tensors_in
 from splitfg.sites._tape import Alter, Operation, Store, Tape, is_activation, is_differentiable, is_leaf
@@ -43,7 +45,7 @@ def record_into(
 ) -> Tensor:
     """Run a trunk once, record its operations into a store, and return h; see :func:`record_tape`."""
     mode = _Recorder(store, trunk, trained, alter)
-    with torch.no_grad(), _leaf_hooks(trunk, mode), mode:
+    with outside_inference_mode(), torch.no_grad(), _leaf_hooks(trunk, mode), mode:
         h = run()
     mode.require_unwritten([h])
     return h
@@ -79,10 +81,10 @@ class _Recorder(TorchFunctionMode):
         if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._weights:
             return self._linear(*linear_arguments(args, kwargs))
         # a constant that an activation is written into would hide it from the tape, so constants count too
-        versions = [t._version for t in given]
+        versions = [version_of(t) for t in given]
         output = func(*args, **kwargs)
         name = operation_name(func)
-        if [t._version for t in given] != versions:
+        if [version_of(t) for t in given] != versions:
             raise SplitError([self._in_place(name)])
         if any(output is t for t in given):  # dropout in evaluation mode, a cast to the same dtype
             return output

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitfg.calling import version_of
 from splitfg.numerics import close
 from splitfg.sites._activities import Activities
 from splitfg.sites._path import ResidualPath
@@ -90,12 +91,12 @@ def _passed(split: Split, names: Sequence[str], top: str | None, x: Inputs) -> _
         else:
             writes[name].append(z.clone())
 
-    with tapped(split.trunk, names, tap, before=lambda name, a: reads.append((name, a, a._version))):
+    with tapped(split.trunk, names, tap, before=lambda name, a: reads.append((name, a, version_of(a)))):
         h = split.h(x)
     if top is not None and len(tops) != 1:
         how = f"called {len(tops)} times" if tops else "not called"
         return [f"{top} is {how} on the way to h: name the one module that reads the top and gives h"]
-    spoilt = [name for name, a, version in reads if a._version != version]
+    spoilt = [name for name, a, version in reads if version_of(a) != version]
     return _Pass(h, writes, list(dict.fromkeys(spoilt)), *(tops[0] if tops else (h, h)))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import RandomState, drawing_from
+from splitfg.calling import RandomState, drawing_from, version_of
 from splitfg.numerics import close
 from splitfg.sites._block_path import BlockPath, PathBlock
 from splitfg.sites._blocks import block_states, entries, run_block
@@ -89,14 +89,14 @@ def _passed(split: Split, names: Sequence[str], x: Inputs) -> _Pass:
 
     def note(name: str, a: Tensor) -> None:
         if isinstance(a, Tensor):
-            versions.append((name, a, a._version))
+            versions.append((name, a, version_of(a)))
 
     data = pytree.tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, x)
     # a graph without what a backward pass needs shows which values depend on parameters
     forget = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda t: t)
     with torch.enable_grad(), forget, tapped(split.trunk, names, tap, before=note, arguments=keep):
         h = split.trunk_function(data)({})
-    spoilt = dict.fromkeys(name for name, a, version in versions if a._version != version)
+    spoilt = dict.fromkeys(name for name, a, version in versions if version_of(a) != version)
     return _Pass(h, reads, further, writes, tuple(spoilt))
 
 

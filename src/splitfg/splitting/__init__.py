@@ -10,7 +10,7 @@ from splitfg.splitting._lookup_checks import lookup_problems
 from splitfg.splitting._norms import TangentNorms, has_reduced_precision
 from splitfg.splitting._operators import explained
 from splitfg.splitting._replace import names_of, original, replaced, submodule
-from splitfg.splitting._reverse_errors import explained_reverse
+from splitfg.splitting._reverse_errors import explained_reverse, require_reverse_mode
 from splitfg.splitting._roles import Role, Tied
 from splitfg.splitting._split import HEAD_TANGENTS, TANGENTS, Split, require_split
 from splitfg.splitting._tangent_checks import measured_slope, tangent_problems
@@ -37,6 +37,7 @@ __all__ = [
     "original",
     "parts",
     "replaced",
+    "require_reverse_mode",
     "require_split",
     "split",
     "submodule",

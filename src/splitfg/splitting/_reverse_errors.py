@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from splitfg.errors import SplitError
+
+
+def require_reverse_mode() -> None:
+    """Raise :class:`SplitError` in inference mode, where gradients would be zero without an error."""
+    if torch.is_inference_mode_enabled():
+        raise SplitError(["reverse mode does not work under torch.inference_mode(): leave it, or use SplitFG()"])
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from splitfg.calling import (
 )
 from splitfg.errors import SplitError, raise_if
 from splitfg.heads import Head
+from splitfg.numerics import outside_inference_mode
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._interface import Interface, arguments
@@ -143,7 +144,8 @@ class Split(SplitParameters):
             return
         in_this_mode = (key, self.training_flags())
         if in_this_mode not in self._validated:
-            with preserved(self.trunk, self.head, self.model), away_from_zero(self.model):
+            held = preserved(self.trunk, self.head, self.model)
+            with outside_inference_mode(), held, away_from_zero(self.model):
                 raise_if(problems())
             self._validated.add(in_this_mode)
 
@@ -179,9 +181,10 @@ class Split(SplitParameters):
         if flags not in known:
             if skip_checks() or isinstance(self.trunk, ForwardOnlyTrunk):
                 return Traits()  # a device may be noisy and slow
-            parts, (given, written) = [self.trunk, self.head, self.model], copied_inputs(x)
-            known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(given))
-            raise_if(problems + written())
+            with outside_inference_mode():
+                parts, (given, written) = [self.trunk, self.head, self.model], copied_inputs(x)
+                known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(given))
+                raise_if(problems + written())
         return known[flags]
 
     @property
