@@ -16,6 +16,7 @@ from splitfg import (
     DirectPath,
     FrozenTrunk,
     LearnedFeedback,
+    Orthogonal,
     ParallelPull,
     ResidualPath,
     ReverseModeHead,
@@ -238,6 +239,33 @@ def test_the_first_batch_is_validated_under_inference_mode(estimator):
     s = split(Two(without_gradients))
     with torch.inference_mode():
         assert "torch.no_grad()" in refused(estimator, s, X, Y)[0]
+
+
+class Optional(Two):
+    """Calls its function on batches with a second argument alone."""
+
+    def forward(self, x, scale=None):
+        h = self.first(x).tanh()
+        return self.last(h if scale is None else self.function(h) * scale)
+
+
+@pytest.mark.parametrize("later", [(X, torch.ones(4, 3)), {"x": X, "scale": torch.ones(4, 3)}])
+@pytest.mark.parametrize("estimator", [SplitFG(2), ActivityFG(2), LearnedFeedback()])
+def test_other_arguments_are_validated(estimator, later):
+    s = split(Optional(without_gradients))
+    assert estimator(s, X, Y, generator=generator()).grads
+    assert "torch.no_grad()" in refused(estimator, s, later, Y)[0]
+
+
+def test_other_arguments_may_draw_random_numbers():
+    s = split(Optional(nn.Dropout(0.5)))
+    estimator = SplitFG(12, law=Orthogonal())
+    estimator(s, X, Y, generator=generator())
+    before = torch.get_rng_state()
+    later, drawn = (X, torch.ones(4, 3)), [generator(), generator()]
+    found = [method(s, later, Y, generator=g).grads for method, g in zip((estimator, Backprop()), drawn, strict=True)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(*found)  # with one mask
 
 
 class Outside(Two):

@@ -348,6 +348,11 @@ def test_autocast():
     assert max(errors(split, inputs(torch.float32), targets()).values()) < 0.05
 
 
+def test_a_narrow_part_of_a_wide_trunk():
+    split = network(two(lambda m, x: m.c(m.a(x).bfloat16().tanh().double())))
+    assert max(errors(split, inputs(), targets()).values()) < 0.05
+
+
 def test_gradients_under_autocast_have_the_dtype_of_their_parameters():
     split = network(lambda: MLP(5, widths=(8, 8), generator=generator()), torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -420,10 +420,10 @@ class TestState:
 
     def test_a_step_keeps_the_modes_it_began_with(self):
         network = split(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 3)))
-        step = network.at_present()
+        step = network.at_present(X)
         network.model.eval()
-        assert step.training_flags() == step.at_present().training_flags() != network.training_flags()
-        assert network.at_present().training_flags() == network.training_flags()
+        assert step.training_flags() == step.at_present(X).training_flags() != network.training_flags()
+        assert network.at_present(X).training_flags() == network.training_flags()
 
     def test_a_copy_of_a_split_works(self):
         s = cut("both")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,12 +43,12 @@ class Observed:
     A copy of a network starts without observations.
 
     Attributes:
-        traits: Side effects of passes, by training mode.
+        traits: Side effects of passes, by training mode and arguments.
         padded: Names of the tables that passes look up with a ``padding_idx``, outside of modules that hold one.
     """
 
     def __init__(self) -> None:
-        self.traits: dict[Flags, Traits] = {}
+        self.traits: dict[Hashable, Traits] = {}
         self.padded: set[str] = set()
         self._places: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 

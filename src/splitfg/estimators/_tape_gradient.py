@@ -12,7 +12,7 @@ from splitfg.engines import ForwardMode
 from splitfg.errors import SplitError, shorten
 from splitfg.feedback import Transposed, sweep
 from splitfg.numerics import norm
-from splitfg.sites import Tape
+from splitfg.sites import Tape, leaves
 from splitfg.splitting import Split, lookup_problems, measured_slope
 from splitfg.types import Inputs, Params
 
@@ -36,6 +36,7 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
     """
     draws = torch.Generator().manual_seed(0)
     u = torch.randn(tape.h.shape, generator=draws).to(tape.h)
+    dtype = _narrowest(tape)
     try:
         grads = split.named_trunk_grads(sweep(tape, u, Transposed(), trained, consume=True).grads)
     except SplitError:
@@ -49,7 +50,7 @@ def tape_gradient_problems(split: Split, x: Inputs, tape: Tape, trained: Mapping
     if not bool(norm(grads).isfinite()):
         return _infinite(grads)
     lookup_problems(split, x)  # remembers the tables that functions look up with a padding row
-    derivative, allowed = _derivative(split, x, u, params)
+    derivative, allowed = _derivative(split, x, u, params, dtype)
     size = float(norm(grads))
 
     def far(direction: Params) -> float:
@@ -82,10 +83,19 @@ def _by_frequency(split: Split) -> set[str]:
     return {name for name, p in split.model.named_parameters() if any(p is weight for weight in found)}
 
 
-def _derivative(split: Split, x: Inputs, u: Tensor, params: Params) -> tuple[Callable[[Params], float], float]:
+def _narrowest(tape: Tape) -> torch.dtype:
+    """Return the narrowest dtype of a pass, such as that of a part under autocast."""
+    values = [t for o in tape.operations for t in leaves(o.output) if isinstance(t, Tensor)]
+    dtypes = {t.dtype for t in (tape.h, *values) if t.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _derivative(
+    split: Split, x: Inputs, u: Tensor, params: Params, dtype: torch.dtype
+) -> tuple[Callable[[Params], float], float]:
     """Return v ↦ <u, J v>, by forward mode or else by differences, and the relative error that it explains.
 
-    Values that the trunk detaches are constants in both.
+    Values that the trunk detaches are constants in both. Rounding is that of the dtype.
     """
     f = split.trunk_function(x)
 
@@ -95,11 +105,11 @@ def _derivative(split: Split, x: Inputs, u: Tensor, params: Params) -> tuple[Cal
 
     def measured(v: Params) -> float:
         scale = float(norm(params) / norm(v))
-        slope = measured_slope(split, x, {name: scale * t for name, t in v.items()}, u.dtype)
+        slope = measured_slope(split, x, {name: scale * t for name, t in v.items()}, dtype)
         return math.nan if slope is None else float(slope.central @ u.double().flatten()) / scale
 
     try:
         pushed({name: torch.zeros_like(p) for name, p in params.items()})
     except (NotImplementedError, RuntimeError):
         return measured, _MEASURED_ERROR
-    return pushed, _ERROR.get(u.dtype, _NARROW_ERROR)
+    return pushed, _ERROR.get(dtype, _NARROW_ERROR)

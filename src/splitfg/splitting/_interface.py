@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from splitfg.errors import SplitError
 from splitfg.types import Inputs, Target
@@ -20,6 +21,12 @@ def arguments(x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(x, Mapping):
         return (), dict(x)
     return (x if isinstance(x, tuple) else (x,)), {}
+
+
+def form_of(x: Inputs) -> Hashable:
+    """Return which arguments a batch has: its structure, and the type of every value, or the value of a flag."""
+    leaves, structure = pytree.tree_flatten(x)
+    return str(structure), tuple(leaf if isinstance(leaf, bool) else type(leaf).__name__ for leaf in leaves)
 
 
 def without_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Target]:

@@ -26,7 +26,7 @@ from splitfg.heads import Head
 from splitfg.numerics import outside_inference_mode
 from splitfg.splitting._agreement import disagreement
 from splitfg.splitting._black_box import ForwardOnlyTrunk
-from splitfg.splitting._interface import Interface, arguments
+from splitfg.splitting._interface import Interface, arguments, form_of
 from splitfg.splitting._joined import Joined, part_problems
 from splitfg.splitting._kernels import tangent_kernels
 from splitfg.splitting._own_loss import own_loss_problems
@@ -106,6 +106,7 @@ class Split(SplitParameters):
         self._passes = Passes(getattr(head, "observed", None) or Observed())
         self._source: Split | None = None
         self._flags: Flags | None = None
+        self._form: Hashable = None
 
     def __repr__(self) -> str:
         counts = {role.value: self.count(role) for role in Role}
@@ -118,17 +119,21 @@ class Split(SplitParameters):
         modules = registered_modules([self.trunk, self.head, self.model])
         return tuple((id(module), module.training, _rates(module)) for module in modules)
 
-    def at_present(self) -> Split:
-        """Return the split of one step, which lists modules and parameters once: large networks have thousands."""
+    def at_present(self, x: Inputs) -> Split:
+        """Return the split of one step, which lists modules and parameters once: large networks have thousands.
+
+        Args:
+            x: Inputs; batches with other arguments, such as an optional mask, are validated anew.
+        """
         if self._flags is not None:
             return self
         present = copy.copy(self)
-        present._flags, present._listed = self.training_flags(), self._named()
-        present._source = None if self._source is None else self._source.at_present()
+        present._flags, present._form, present._listed = self.training_flags(), form_of(x), self._named()
+        present._source = None if self._source is None else self._source.at_present(x)
         return present
 
     def validate_once(self, key: Hashable, problems: Callable[[], Sequence[str]]) -> None:
-        """Run a validation that needs a batch, unless it has passed before in the present training mode.
+        """Run a validation that needs a batch, unless it has passed before in this training mode, with such a batch.
 
         Meanwhile trained parameters of almost zero are moved, since they hide errors. Does nothing for a split with
         ``check=False``.
@@ -142,12 +147,12 @@ class Split(SplitParameters):
         """
         if not self.check:
             return
-        in_this_mode = (key, self.training_flags())
-        if in_this_mode not in self._validated:
+        flags = self.training_flags()
+        if self._validated.isdisjoint({(key, flags), ((key, self._form), flags)}):
             held = preserved(self.trunk, self.head, self.model)
             with outside_inference_mode(), held, away_from_zero(self.model):
                 raise_if(problems())
-            self._validated.add(in_this_mode)
+            self._validated.add(((key, self._form), flags))
 
     def twin(self, trunk: nn.Module, head: Head) -> Split:
         """Return a split with the same model, policy and passed validations, and other modules for its parts.
@@ -170,22 +175,22 @@ class Split(SplitParameters):
     def traits(self, x: Inputs) -> Traits:
         """Return the side effects of a forward pass in the present training mode, from one pass.
 
-        The pass is made once for every training mode, and its changes are undone.
+        The pass is made once for every training mode and set of arguments, and its changes are undone.
 
         Raises:
             SplitError: If it writes in place to a tensor that is not a buffer.
         """
         if self._source is not None:
             return self._source.traits(x)
-        known, flags = self._passes.observed.traits, self.training_flags()
-        if flags not in known:
+        known, mode = self._passes.observed.traits, (self.training_flags(), form_of(x))
+        if mode not in known:
             if skip_checks() or isinstance(self.trunk, ForwardOnlyTrunk):
                 return Traits()  # a device may be noisy and slow
             with outside_inference_mode():
                 parts, (given, written) = [self.trunk, self.head, self.model], copied_inputs(x)
-                known[flags], problems = observe(parts, self._passes.observed, lambda: self._run(given))
+                known[mode], problems = observe(parts, self._passes.observed, lambda: self._run(given))
                 raise_if(problems + written())
-        return known[flags]
+        return known[mode]
 
     @property
     def observed(self) -> Observed:

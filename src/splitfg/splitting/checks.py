@@ -96,7 +96,7 @@ def begin_step(
     require_split(split)
     if skip_checks():
         return split
-    split = split.at_present()
+    split = split.at_present(x)
     found = [*further, *mode_problems(split.head), *table_problems(split, tangents)]
     found += batch_problems(split, x, y, generator)
     if not found:
