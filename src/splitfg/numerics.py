@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 
@@ -97,17 +97,20 @@ def norm(grads: Params, *, like: Tensor | None = None) -> Tensor:
     return norms
 
 
-def each_its_own(grads: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield every gradient dense and with its own storage, so that callers may write to it in place.
+def each_its_own(grads: Params) -> Params:
+    """Return every gradient dense and with its own storage, so that callers may write to it in place.
 
-    Autograd returns the same tensor for both terms of a sum, and expanded tensors for reduced dimensions.
+    Both terms of a sum have the same gradient, in autograd and in closed forms, and reduced dimensions an expanded one.
     """
     seen: set[int] = set()
-    for g in (g.to_dense() if g.is_sparse else g for g in grads):
+    found = Params()
+    for name, given in grads.items():
+        g = given.to_dense() if given.is_sparse else given
         start = g.untyped_storage().data_ptr()
         shared = start in seen or g.untyped_storage().nbytes() < g.numel() * g.element_size()
         seen.add(start)
-        yield g.clone(memory_format=torch.contiguous_format) if shared else g
+        found[name] = g.clone(memory_format=torch.contiguous_format) if shared else g
+    return found
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -5,16 +5,19 @@ import math
 import pytest
 import torch
 from _steps import RECIPES, estimate_of, every_recipe, made_up, values
-from _toolkit import TiedLanguageModel, classes, mlp_split, noise, seeded
+from _toolkit import TiedLanguageModel, classes, generator, mlp_split, noise, seeded
 from hypothesis import example, given, strategies as st
 from torch import nn
 
 from splitfg import (
     Backprop,
     CosineWithWarmup,
+    DirectPath,
     Estimate,
     FrozenTrunk,
+    LearnedFeedback,
     LinearHead,
+    ResidualPath,
     Split,
     SplitError,
     Stats,
@@ -25,6 +28,8 @@ from splitfg import (
     write_grads,
 )
 from splitfg.training import Constant, clip_
+
+_PATH = ResidualPath(writers=("out",), added={"p": "out", "q": "out"}, strict=False)
 
 
 def updates(recipe, rho, steps=1):
@@ -148,6 +153,27 @@ class TestClip:
     def test_bound_must_be_positive(self, bound):
         with pytest.raises(SplitError, match="max_norm must be positive"):
             clip(estimate_of({"w": torch.ones(2)}), bound)
+
+    @pytest.mark.parametrize("estimator", [LearnedFeedback(), DirectPath(_PATH), Backprop()])
+    def test_in_place_with_parameters_of_one_gradient(self, estimator):
+        """Two parameters of the stream's shape that are added have the very same gradient."""
+
+        class Added(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 4)
+                self.p, self.q = (nn.Parameter(torch.randn(1, 2, 4)) for _ in range(2))
+
+            def forward(self, x):
+                return self.out(self.first(x)) + (self.p + self.q)
+
+        s = seeded(lambda: Split(Added().double(), LinearHead(nn.Linear(4, 3).double())))
+        x, y = noise(1, 2, 3), classes(1, 2, count=3)
+        grads = estimator(s, x, y, generator=generator()).grads
+        clipped = clip_(estimator(s, x, y, generator=generator()), 1e-3).grads
+        ratio = 1e-3 / math.sqrt(sum(float(g.square().sum()) for g in grads.values()))
+        for name, g in grads.items():
+            torch.testing.assert_close(clipped[name], ratio * g, rtol=1e-2, atol=0.0)
 
 
 class TestWriteGrads:

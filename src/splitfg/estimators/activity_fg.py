@@ -20,7 +20,7 @@ from splitfg.estimators.learned_feedback import LearnedFeedback
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.push import check_engine, check_tangents, push
 from splitfg.feedback import Route
-from splitfg.numerics import add_into, added, norm
+from splitfg.numerics import add_into, added, each_its_own, norm
 from splitfg.sites import (
     Activities,
     ActivityTrunk,
@@ -272,7 +272,7 @@ class ActivityFG:
         norms = {"u": exact.u.norm(), "trunk": norm(trunk), "head": norm(exact.grads, like=exact.u)}
         check_gradients(norms)
         stats = Stats(jvps=self.K, biased=self.engine.biased or head.biased, scores=scores, norms=norms)
-        grads = add_into(share.once(exact.grads), trunk)
+        grads = each_its_own(add_into(share.once(exact.grads), trunk))
         return Partial(exact.loss, grads, stats, state_update=change)
 
 

@@ -179,7 +179,7 @@ class _Reverse:
         # checkpointed blocks run once more, with effects on their state
         with self.twin.restored(), nullcontext() if self.twin is self.split else _runs_again():
             grads = torch.autograd.grad(output, wanted, u, allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, each_its_own(grads), strict=True))
+        return each_its_own(dict(zip(leaves, grads, strict=True)))
 
     def _own_names(self) -> dict[str, str]:
         """From the trunk's names to the model's, for what reverse mode reaches through it."""

@@ -17,7 +17,7 @@ from splitfg.estimators._state import with_state
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.push import check_tangents
 from splitfg.feedback import Feedback, LearnedMaps, NoiseControl, UnchangedFeedback
-from splitfg.numerics import add_into, added, norm
+from splitfg.numerics import add_into, added, each_its_own, norm
 from splitfg.sites import (
     Recorder,
     Recording,
@@ -225,7 +225,7 @@ class DirectPath:
         check_gradients(norms)
         norms |= self.feedback.norms(exact.u) if isinstance(self.feedback, LearnedMaps) else {}
         stats = Stats(jvps=self.feedback.jvps, biased=True, norms=norms)
-        grads = add_into(exact.grads, trunk)
+        grads = each_its_own(add_into(exact.grads, trunk))
         complete = partial(_with_change, learning, share)
         return Partial(exact.loss, grads, stats, sums=learning.found, complete=complete)
 

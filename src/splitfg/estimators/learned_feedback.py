@@ -23,7 +23,7 @@ from splitfg.estimators._tape_gradient import tape_gradient_problems
 from splitfg.estimators.partial import ALONE, Partial, PartNeeds, Share
 from splitfg.estimators.protocol import Estimator
 from splitfg.feedback import Difference, LayerDifference, MismatchedPassError, Noise, Probe, Relay, Route, Swept, sweep
-from splitfg.numerics import add_into, norm
+from splitfg.numerics import add_into, each_its_own, norm
 from splitfg.sites import Alter, Tape, TapedTrunk, first_samples, layer_operations, record_lean_tape, record_tape
 from splitfg.splitting import BlackBoxTrunk, Split
 from splitfg.splitting.checks import begin_step, check_gradients, has_rows, skip_checks
@@ -138,7 +138,7 @@ class LearnedFeedback:
             grads, change = run.finish(head.u(0, run.h, y), generator)
             if change:
                 self.route.count_measurement()
-            trunk = self._wanted(split, split.named_trunk_grads(grads))
+            trunk = each_its_own(self._wanted(split, split.named_trunk_grads(grads)))
             exact = head.result()
         trunk, jvps = self._with_rest(split, x, y, trunk, generator)
         norms = {"u": exact.u.norm(), "trunk": norm(trunk, like=exact.u), "head": norm(exact.grads, like=exact.u)}

@@ -257,8 +257,7 @@ class ParallelPull:
 
 def _total(head: Params, trunk: Params, lookups: Sequence[tuple[str, TableRows]]) -> Params:
     """Add the trunk's gradients to the head's in place, each with its own memory."""
-    total = add_into(head, trunk)
-    total = dict(zip(total, each_its_own(total.values()), strict=True))
+    total = each_its_own(add_into(head, trunk))
     for name, rows in lookups:
         rows.add_to(total[name])
     return total

@@ -69,7 +69,7 @@ class ReverseModeHead(OpaqueHead):
             return self.loss({**every, **own}, moved[_H], target, normaliser)
 
         value, grads = _differentiated(loss, {_H: h, **trained})
-        found = dict(zip(grads, each_its_own(grads.values()), strict=True))
+        found = each_its_own(grads)
         return HeadGradient(value, found.pop(_H), found)
 
     def _loss_and_u(self, h: Tensor, target: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
