@@ -25,18 +25,21 @@ from splitfg import (
     FrozenTrunk,
     GradientLearner,
     LearnedFeedback,
+    LinearHead,
     LineSearch,
     MeanJacobian,
     OneSidedDifference,
     Orthogonal,
     ResidualPath,
     Role,
+    Split,
     SplitFG,
     diagnose,
     split,
     write_grads,
 )
 from splitfg.compiled import CompiledEngine
+from splitfg.feedback import Difference
 from splitfg.splitting.checks import check_batch
 
 X, Y = noise(6, 3), classes(6, count=3)
@@ -408,6 +411,16 @@ class TestState:
         estimate = FrozenTrunk()(s, X, Y, generator=draws)
         assert estimate.forward_state is None
         assert torch.equal(draws.get_state(), generator().get_state())
+
+    @pytest.mark.parametrize("estimator", [EvolutionStrategy(2), LearnedFeedback(probe=Difference())])
+    def test_statistics_that_the_same_batch_leaves_as_they_were(self, estimator):
+        """The cumulative mean of a batch that the model has seen before, at parameters that move later."""
+        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4))
+        s = Split(trunk.double(), LinearHead(nn.Linear(4, 3).double()))
+        trunk(X)
+        before = copy.deepcopy(trunk.state_dict())
+        estimator(s, X, Y, generator=generator())
+        torch.testing.assert_close(trunk.state_dict(), before, rtol=0.0, atol=0.0)
 
     def test_moving_the_model_keeps_track_of_its_buffers(self):
         s = cut("batch_norm")

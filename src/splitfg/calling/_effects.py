@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 Flags: TypeAlias = tuple[tuple[int, bool, tuple[float, ...]], ...]
 """Identity, training flag and rates of dropout of a network's modules."""
@@ -61,13 +62,16 @@ class Observed:
         Returns:
             The names of tensors in other attributes, with their modules.
         """
-        ids, found, strangers = {id(t) for t in written}, set(), []
+        ids, found, strangers = {id(t) for t in written}, set[int](), []
         names = {id(module): name for part in reversed(parts) for name, module in part.named_modules()}
         for module in modules_of(parts):
-            for leaf, buffer in module._buffers.items():
-                if id(buffer) in ids:
-                    self._places.setdefault(module, set()).add(leaf)
-                    found.add(id(buffer))
+            own = {leaf: id(buffer) for leaf, buffer in module._buffers.items() if buffer is not None}
+            changed = {leaf: key for leaf, key in own.items() if key in ids}
+            if changed:
+                # batch norm counts its passes and not its writes, and a batch may leave the mean over all as it was
+                kept = own if isinstance(module, _NormBase) else changed
+                self._places.setdefault(module, set()).update(kept)
+                found.update(kept.values())
             for leaf, value in vars(module).items():
                 if id(value) in ids - found:
                     strangers.append(f"{leaf!r} of {names.get(id(module)) or 'the trunk'} ({type(module).__name__})")
