@@ -175,6 +175,17 @@ class TestGradientLearner:
         with pytest.raises(SplitError, match=r"Adam\(\.\.\.\)\.build\(split\)"):
             GradientLearner(s, SplitFG(1), Adam())
 
+    def test_optimizers_that_written_gradients_cannot_feed(self):
+        """Before the first step, and together with other problems; a scheduler changes nothing."""
+        s, other = mlp_split(3, 4, 3), mlp_split(3, 4, 3)
+        with pytest.raises(SplitError, match=r"LBFGS .* needs a closure(.|\n)*not parameters of split\.model"):
+            GradientLearner(s, SplitFG(1), torch.optim.LBFGS([*s.model.parameters(), *other.model.parameters()]))
+        with pytest.raises(SplitError, match=r"SparseAdam .* dense gradients"):
+            GradientLearner(s, SplitFG(1), torch.optim.SparseAdam(s.model.parameters()))
+        adam = torch.optim.Adam(s.model.parameters())
+        torch.optim.lr_scheduler.StepLR(adam, 1)
+        GradientLearner(s, SplitFG(1), adam).step(self.x, self.y, generator=generator())
+
     def test_magnitude_covers_the_head_where_tangents_do(self):
         s = mlp_split(3, 4, 3)
         law = Conditioned(RunningMagnitude())

@@ -42,7 +42,12 @@ class TestMuon:
         names = {id(p): n for n, p in model.named_parameters()}
         muon, *rest = optimizer.param_groups
         assert {names[id(p)] for p in muon["params"]} == {"blocks.0.weight", "blocks.1.weight"}
-        assert (muon["lr"], muon["rho"], muon["weight_decay"], muon["adjust_lr_fn"]) == (0.05, 0.5, 0.0, "original")
+        assert (muon["lr"], muon["step_scale"], muon["weight_decay"], muon["adjust_lr_fn"]) == (
+            0.05,
+            0.5,
+            0.0,
+            "original",
+        )
         others = {names[id(p)]: g for g in rest for p in g["params"]}
         assert set(others) == set(names.values()) - {"blocks.0.weight", "blocks.1.weight"}
         assert {g["weight_decay"] for g in rest} == {0}

@@ -15,11 +15,14 @@ from splitfg import (
     DirectPath,
     Estimate,
     FrozenTrunk,
+    GradientLearner,
     LearnedFeedback,
     LinearHead,
+    LineSearch,
     ResidualPath,
     Split,
     SplitError,
+    SplitFG,
     Stats,
     Tied,
     clip,
@@ -66,10 +69,18 @@ class TestRho:
     def test_groups(self):
         s = mlp_split(3, 4, 3)
         head, trunk = parameter_groups(s, lr=0.2, rho=0.25)
-        assert (head["name"], head["lr"], head["rho"]) == ("head", 0.2, 1.0)
-        assert (trunk["name"], trunk["lr"], trunk["rho"]) == ("trunk", 0.05, 0.25)
+        assert (head["name"], head["lr"], head["step_scale"]) == ("head", 0.2, 1.0)
+        assert (trunk["name"], trunk["lr"], trunk["step_scale"]) == ("trunk", 0.05, 0.25)
         assert [id(p) for p in head["params"]] == [id(p) for p in s.head.parameters()]
         assert [id(p) for p in trunk["params"]] == [id(p) for p in s.trunk.parameters()]
+
+    def test_adadelta_keeps_its_own_rho(self):
+        """Its option of the same name is the decay of the mean square; a line search must not take it for a scale."""
+        s = mlp_split(3, 4, 3)
+        adadelta = torch.optim.Adadelta(parameter_groups(s, lr=0.2, rho=0.25), rho=0.8)
+        assert [(g["rho"], g["lr"]) for g in adadelta.param_groups] == [(0.8, 0.2), (0.8, 0.05)]
+        plain = torch.optim.Adadelta(s.model.parameters())
+        GradientLearner(s, SplitFG(1), plain, line_search=LineSearch())
 
     @pytest.mark.parametrize("policy", list(Tied))
     def test_tied_parameters_go_with_the_head(self, policy):

@@ -280,7 +280,7 @@ def _checksum(patterns: Sequence[str]) -> Tensor:
 
 def rho_of_its_own(optimizer: torch.optim.Optimizer) -> list[str]:
     """List the problem of an optimizer that a line search would scale a second time."""
-    scales = sorted({float(group.get("rho", 1.0)) for group in optimizer.param_groups} - {1.0})
+    scales = sorted({float(group.get("step_scale", 1.0)) for group in optimizer.param_groups} - {1.0})
     return [f"line_search learns rho: build the optimizer with rho=1, got rho={rho:g}" for rho in scales]
 
 

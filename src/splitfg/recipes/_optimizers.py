@@ -239,7 +239,7 @@ class Muon(OptimizerRecipe):
         rest = [group for group in rest if group["params"]]
         parts: list[torch.optim.Optimizer] = []
         if matrices:
-            group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "rho": rho}
+            group = {"name": "trunk", "params": matrices, "lr": rho * self.lr, "step_scale": rho}
             parts.append(
                 torch.optim.Muon(
                     [group], lr=self.lr, momentum=self.momentum, weight_decay=0.0, adjust_lr_fn=self.adjust

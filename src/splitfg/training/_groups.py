@@ -26,7 +26,8 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
         rho: Trunk step scale, in (0, 1].
 
     Returns:
-        One dict per group that has parameters, with ``name``, ``params``, ``lr`` and ``rho``.
+        One dict per group that has parameters, with ``name``, ``params``, ``lr`` and ``step_scale``, which is rho:
+        some optimizers, such as Adadelta, have an option ``rho`` of their own.
 
     Raises:
         SplitError: If ``split`` is not a split, or ``rho`` is outside (0, 1].
@@ -46,8 +47,8 @@ def parameter_groups(split: Split, *, lr: float, rho: float = 1.0) -> list[dict[
     head = [params[n] for n, role in roles.items() if role in (Role.HEAD, Role.TIED)]
     trunk = [params[n] for n, role in roles.items() if role is Role.TRUNK]
     groups = [
-        {"name": "head", "params": head, "lr": lr, "rho": 1.0},
-        {"name": "trunk", "params": trunk, "lr": rho * lr, "rho": rho},
+        {"name": "head", "params": head, "lr": lr, "step_scale": 1.0},
+        {"name": "trunk", "params": trunk, "lr": rho * lr, "step_scale": rho},
     ]
     return [g for g in groups if g["params"]]
 

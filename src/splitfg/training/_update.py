@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from splitfg.errors import raise_if
 from splitfg.training._grads import clip_, write_grads
+from splitfg.training._pair import OptimizerPair
 from splitfg.training._schedule import Constant, Schedule
 from splitfg.types import Estimate
 
@@ -122,11 +124,23 @@ def _optimizer_problems(module: nn.Module, optimizer: object) -> list[str]:
     if not hasattr(optimizer, "param_groups"):
         kind = type(optimizer).__name__
         return [f"the optimizer is a {kind} without parameter groups: build it from a recipe, {kind}(...).build(split)"]
+    found = [f"{kind} cannot train from written gradients: {reason}" for kind, reason in _unusable(optimizer)]
     own = {id(p) for p in module.parameters()}
     foreign = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
-    if not foreign:
-        return []
-    return [
-        f"the optimizer has {foreign} tensors that are not parameters of split.model: build it from"
-        " parameter_groups(split, lr=...)"
-    ]
+    if foreign:
+        found.append(
+            f"the optimizer has {foreign} tensors that are not parameters of split.model: build it from"
+            " parameter_groups(split, lr=...)"
+        )
+    return found
+
+
+def _unusable(optimizer: Any) -> Iterator[tuple[str, str]]:
+    """Yield the kinds of optimizers that need more than dense gradients of one batch, with the reason."""
+    for part in optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,):
+        # of the class: torch's schedulers replace the method by a function with another signature
+        _, *given = inspect.signature(type(part).step).parameters.values()
+        if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in given):
+            yield type(part).__name__, "its step() needs a closure; choose an optimizer whose step() takes no argument"
+        elif isinstance(part, torch.optim.SparseAdam):
+            yield type(part).__name__, "estimates have dense gradients; choose torch.optim.Adam"
