@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from _estimators import BOTH, QUICK, SMALL, blobs
 
-from splitfg.sklearn import SplitFGClassifier
+from splitfg.sklearn import SplitFGClassifier, SplitFGRegressor
 
 
 def mixed(rows=120):
@@ -76,7 +76,9 @@ UNREADABLE = {
     "month": pd.Series(pd.period_range("2020-01", periods=120, freq="M")),
     "date": pd.Series([datetime.date(2020, 1, 1), None] * 60, dtype=object),
     "many": pd.Series([[1, 2], [3]] * 60, dtype=object),
+    "phase": pd.Series([1 + 2j, 3j] * 60),
 }
+KINDS = {"many": "values that cannot be categories (type list)", "phase": "complex numbers"}
 
 
 def test_dates_and_lists_are_refused_by_name():
@@ -84,8 +86,7 @@ def test_dates_and_lists_are_refused_by_name():
     with pytest.raises(ValueError, match=r"convert them to numbers .* or drop") as caught:
         SplitFGClassifier(**QUICK).fit(frame.assign(**UNREADABLE), y)
     for name in UNREADABLE:
-        what = "values that cannot be categories (type list)" if name == "many" else "dates or times"
-        assert f"{name!r} holds {what}" in str(caught.value)
+        assert f"{name!r} holds {KINDS.get(name, 'dates or times')}" in str(caught.value)
     assert "'colour'" not in str(caught.value)
 
 
@@ -138,11 +139,32 @@ def test_other_columns_than_those_of_fit_are_refused(kind):
         (np.empty((0, 2)), [], "0 sample"),
         (pd.DataFrame({"c": pd.Series([], dtype="object")}), [], "0 sample"),
         ([[1.0], [0.0]], [0.5, 1.5], "Unknown label type"),
+        ([[1.0], [0.0]], ["yes", None], "missing values"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(X, y, said):
     with pytest.raises(ValueError, match=said):
         SplitFGClassifier(**QUICK).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (pd.date_range("2020-01-01", periods=2), "dates or times"),
+        (pd.Series(pd.date_range("2020-01-01", periods=2, tz="UTC")), "dates or times"),
+        ([1.0, None], "NaN"),
+        ([1e200, 0.0], "divide all of them"),
+    ],
+)
+def test_bad_values_are_refused_with_a_reason(y, said):
+    with pytest.raises(ValueError, match=said):
+        SplitFGRegressor(**QUICK).fit([[1.0], [0.0]], y)
+
+
+def test_extended_precision_is_read_as_float64():
+    X, y, _ = blobs()
+    wide, plain = (SplitFGClassifier(**QUICK).fit(A, y) for A in (X.astype(np.longdouble), X))
+    np.testing.assert_array_equal(wide.predict_proba(X.astype(np.longdouble)), plain.predict_proba(X))
 
 
 def test_constant_columns_change_nothing():

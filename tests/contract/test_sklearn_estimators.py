@@ -104,6 +104,7 @@ def test_fractional_weights_decide_between_contradicting_labels():
         (np.zeros(120), "zero for every row"),
         (-np.ones(120), "negative"),
         (np.full(120, np.nan), "NaN"),
+        (np.linspace(1.0, 2.0, 120) * 1e307, "divide all weights"),
         (np.ones(119), "one weight for each of 120 rows"),
         (np.ones((120, 1)), "one weight for each of 120 rows"),
     ],

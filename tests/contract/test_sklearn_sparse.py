@@ -32,9 +32,10 @@ def target(kind, X):
     return np.where(value > 0, "yes", "no") if kind is SplitFGClassifier else value
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e140])
 @pytest.mark.parametrize("weight", [None, np.linspace(0.5, 3.0, 150)])
-def test_the_encoding_is_that_of_the_dense_table(weight):
-    X = mostly_zero()
+def test_the_encoding_is_that_of_the_dense_table(weight, unit):
+    X = mostly_zero() * unit
     dense = TableEncoding.fit(pd.DataFrame(X), weight=weight)
     encoding = SparseEncoding.fit(compressed(sparse.csr_array(X)), range(12), weight=weight)
     np.testing.assert_allclose(encoding.mean, dense.mean, rtol=1e-12, atol=1e-12)

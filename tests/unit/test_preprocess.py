@@ -125,6 +125,16 @@ def test_numbers_far_outside_stay_finite_in_single_precision():
     np.testing.assert_array_equal(values[:, 0], [1e6, -1e6])
 
 
+@pytest.mark.parametrize("unit", [1e-310, 1e-200, 1.0, 1e140])
+def test_squares_that_do_not_fit_a_float_do_not_matter(unit):
+    values = np.array([1.0, 2.0, 6.0])
+    expected = (values - 3.0) / values.std()
+    np.testing.assert_allclose(encode({"a": values * unit})[:, 0], expected, rtol=1e-5)
+    scale = TargetScale.fit(values * unit)
+    np.testing.assert_allclose(scale.transform(values * unit), expected, rtol=1e-5)
+    np.testing.assert_allclose(scale.inverse(scale.transform(values * unit)), values * unit, rtol=1e-5)
+
+
 def test_text_where_a_number_was_is_refused():
     encoding = TableEncoding.fit(pd.DataFrame({"a": [1.0, 2.0]}))
     with pytest.raises(DataError, match="'a' holds text"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.model_selection import train_test_split
@@ -168,13 +169,17 @@ class SplitFGClassifier(ClassifierMixin, TabularEstimator):
 
     def _check_target(self, y: NDArray[Any]) -> NDArray[Any]:
         assert_all_finite(y, input_name="y")
+        if pd.isna(y).any():
+            raise ValueError("y holds missing values (None): drop those rows")
         check_classification_targets(y)
         return y
 
     def _begin_target(self, y: NDArray[Any], weight: Floats | None) -> None:  # noqa: ARG002
         self.classes_ = self.__dict__.get("_declared", np.unique(y))
         if len(self.classes_) < 2:
-            raise ValueError(f"y holds one class only ({self.classes_[0]!r}): a classifier needs at least 2 classes")
+            raise ValueError(
+                f"y holds one class only ({self.classes_.tolist()[0]!r}): a classifier needs at least 2 classes"
+            )
         chosen = self.class_weight
         if isinstance(chosen, Mapping) and not any(label in chosen for label in self.classes_.tolist()):
             known = shorten([repr(label) for label in self.classes_.tolist()])

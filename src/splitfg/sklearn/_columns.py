@@ -15,28 +15,28 @@ from splitfg.errors import DataError
 from splitfg.sklearn.encoding import is_number
 
 # Kinds of object columns, by pandas' names, that hold points or spans of time.
-_TIMES = {"datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"}
+TIMES = {"datetime", "datetime64", "date", "time", "timedelta", "timedelta64", "period"}
 # Share of rows with different values above which a column looks like an identifier, given enough rows.
 _NEARLY_EVERY = 0.9
 _FEWEST_ROWS = 20
 
 
 def readable(table: pd.DataFrame, numeric: Collection[Any] | None = None) -> pd.DataFrame:
-    """Return the table with object columns of numbers as floats.
+    """Return the table with numbers in object columns and in ``longdouble`` as floats.
 
     Args:
         table: One row per example.
         numeric: Names of the columns that were numbers in ``fit``; ``None`` in ``fit`` itself.
 
     Raises:
-        DataError: Columns hold dates, times or values that cannot be categories, such as lists.
+        DataError: Columns hold dates, times, complex numbers or values that cannot be categories, such as lists.
     """
     found = [(c, _unreadable(table[c])) for c in table.columns]
     problems = [f"{c!r} holds {what}" for c, what in found if what]
     if problems:
         hint = "convert them to numbers (a date to its year, its weekday, days since another) or drop those columns"
         raise DataError("the table has columns that are neither numbers nor categories", problems, hint=hint)
-    objects = [c for c in table.columns if pd.api.types.is_object_dtype(table[c].dtype)]
+    objects = [c for c in table.columns if table[c].dtype in (np.dtype(object), np.dtype(np.longdouble))]
     # in fit, a column without any value may still turn out to hold text
     candidates = [c for c in objects if (table[c].notna().any() if numeric is None else c in numeric)]
     return _with_floats(table, [c for c in candidates if _all_numbers(table[c])])
@@ -64,9 +64,11 @@ def _unreadable(column: pd.Series[Any]) -> str:
     dtype = column.dtype
     if dtype.kind in "mM" or isinstance(dtype, pd.PeriodDtype):
         return "dates or times"
+    if dtype.kind == "c":
+        return "complex numbers"
     if not pd.api.types.is_object_dtype(dtype):
         return ""
-    if pd.api.types.infer_dtype(column, skipna=True) in _TIMES:
+    if pd.api.types.infer_dtype(column, skipna=True) in TIMES:
         return "dates or times"
     odd = next((value for value in column if not _is_hashable(value)), None)
     return "" if odd is None else f"values that cannot be categories (type {type(odd).__name__})"

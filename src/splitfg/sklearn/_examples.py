@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from splitfg.sklearn._sparse import Table, row_keys
-from splitfg.sklearn.encoding import Floats, Rows
+from splitfg.sklearn.encoding import LARGEST, Floats, Rows
 
 # Whole-number weights become repetitions up to this many times the rows.
 _MOST_REPEATED = 10
@@ -70,6 +70,8 @@ def check_weight(weight: Any, rows: int) -> Floats | None:
     found = []
     if not np.isfinite(values).all():
         found.append("sample_weight holds NaN or infinite values")
+    elif (values > LARGEST).any():
+        found.append(f"sample_weight holds values above {LARGEST:g}: divide all weights by the largest")
     if (values < 0).any():
         found.append("sample_weight holds negative values")
     if not found and not values.any():

@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 from sklearn.model_selection import train_test_split
@@ -13,7 +14,8 @@ from sklearn.utils.validation import assert_all_finite
 
 from splitfg.recipes.tables import TableShape
 from splitfg.sklearn._base import TabularEstimator
-from splitfg.sklearn.encoding import Floats, TargetScale
+from splitfg.sklearn._columns import TIMES
+from splitfg.sklearn.encoding import LARGEST, Floats, TargetScale
 
 
 class SplitFGRegressor(RegressorMixin, TabularEstimator):
@@ -97,8 +99,12 @@ class SplitFGRegressor(RegressorMixin, TabularEstimator):
         return "R²"
 
     def _check_target(self, y: NDArray[Any]) -> NDArray[Any]:
+        if y.dtype.kind in "mM" or pd.api.types.infer_dtype(y, skipna=True) in TIMES:
+            raise ValueError("y holds dates or times: convert them to numbers, such as days since another date")
         values = np.asarray(y, dtype=np.float64)
         assert_all_finite(values, input_name="y")
+        if (np.abs(values) > LARGEST).any():
+            raise ValueError(f"y holds values above {LARGEST:g}: divide all of them by a power of ten")
         return values
 
     def _begin_target(self, y: NDArray[Any], weight: Floats | None) -> None:

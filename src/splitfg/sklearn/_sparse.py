@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from splitfg.errors import DataError
-from splitfg.sklearn.encoding import FURTHEST, LARGEST, Floats, TableEncoding, numbers
+from splitfg.sklearn.encoding import FURTHEST, LARGEST, Floats, TableEncoding, deviations, numbers, power_of_two
 
 Table: TypeAlias = pd.DataFrame | csr_array
 """A table as the estimators hold it: a frame, or numbers in compressed rows."""
@@ -144,14 +144,14 @@ def _statistics(table: csr_array, weight: Floats) -> tuple[Floats, Floats]:
     total = np.where(total > 0, total, 1.0)
     filled = np.where(present, table.data, 0.0)
     mean = _column_sums(table, share * filled) / total
-    distances = np.square(np.where(present, table.data - mean[table.indices], 0.0))
+    low, high = (extreme(axis=0).toarray().ravel() for extreme in (table.nanmin, table.nanmax))
+    unit = power_of_two(low, high)
+    distances = np.square(np.where(present, table.data - mean[table.indices], 0.0) / unit[table.indices])
     # absent entries are 0, at a distance of the mean; where there are none, rounding must not invent any
     full = np.bincount(table.indices, minlength=table.shape[1]) == table.shape[0]
     absent = np.where(full, 0.0, total - stored)
-    variance = (_column_sums(table, share * distances) + absent * np.square(mean)) / total
-    low, high = (extreme(axis=0).toarray().ravel() for extreme in (table.nanmin, table.nanmax))
-    # compared exactly, as the rounded mean of equal numbers may differ from them
-    return mean, np.where(high > low, np.sqrt(variance.clip(min=0.0)), np.inf)
+    variance = (_column_sums(table, share * distances) + absent * np.square(mean / unit)) / total
+    return mean, deviations(low, high, unit * np.sqrt(variance.clip(min=0.0)))
 
 
 def _column_sums(table: csr_array, entries: Floats) -> Floats:

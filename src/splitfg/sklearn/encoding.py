@@ -127,8 +127,10 @@ class TargetScale:
     def fit(cls, values: Floats, *, weight: Floats | None = None) -> TargetScale:
         """Compute mean and deviation; the deviation of a constant target is 1."""
         mean = float(np.average(values, weights=weight))
-        deviation = float(np.sqrt(np.average(np.square(values - mean), weights=weight)))
-        return cls(mean, deviation if np.ptp(values) > 0 else 1.0)
+        low, high = values.min(), values.max()
+        unit = float(power_of_two(low, high))
+        deviation = unit * float(np.sqrt(np.average(np.square((values - mean) / unit), weights=weight)))
+        return cls(mean, deviation if high > low and deviation > 0 else 1.0)
 
     def transform(self, values: Floats) -> NDArray[np.float32]:
         """Return (y - mean) / deviation."""
@@ -162,7 +164,8 @@ def numbers(frame: pd.DataFrame, columns: Sequence[Any]) -> Floats:
             f"{c!r} holds infinite or too large values" for c, bad in zip(columns, infinite, strict=True) if bad
         ]
     if problems:
-        raise DataError("the table cannot be standardised", problems, hint="encode or drop those columns")
+        hint = "encode text, clip or drop such values, or drop those columns"
+        raise DataError("the table cannot be standardised", problems, hint=hint)
     return values
 
 
@@ -173,11 +176,32 @@ def _statistics(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
     total = np.where(share.sum(axis=0) > 0, share.sum(axis=0), 1.0)
     filled = np.where(present, values, 0.0)
     mean = (share * filled).sum(axis=0) / total
-    variance = (share * np.square(np.where(present, values - mean, 0.0))).sum(axis=0) / total
     low = np.where(present, values, np.inf).min(axis=0, initial=np.inf)
     high = np.where(present, values, -np.inf).max(axis=0, initial=-np.inf)
-    # compared exactly: the rounded mean of equal numbers may differ from them, and rounding would become ±1
-    return mean, np.where(high > low, np.sqrt(variance), np.inf)
+    unit = power_of_two(low, high)
+    variance = (share * np.square(np.where(present, values - mean, 0.0) / unit)).sum(axis=0) / total
+    return mean, deviations(low, high, unit * np.sqrt(variance))
+
+
+def power_of_two(low: Floats, high: Floats) -> Floats:
+    """Return the power of two below the largest of the numbers from low to high; 1 without a number.
+
+    Squares of their quotients by it neither overflow nor become zero, and the division is exact.
+    """
+    largest = np.maximum(np.abs(low), np.abs(high))
+    usable = np.isfinite(largest) & (largest > 0)
+    unit: Floats = np.ldexp(1.0, np.frexp(np.where(usable, largest, 1.0))[1] - 1)
+    return unit
+
+
+def deviations(low: Floats, high: Floats, found: Floats) -> Floats:
+    """Return the deviations of columns, infinite for constant ones.
+
+    The extremes are compared exactly: the rounded mean of equal numbers may differ from them, and rounding would
+    become ±1.
+    """
+    spread: Floats = np.where((high > low) & (found > 0), found, np.inf)
+    return spread
 
 
 def _categories(column: pd.Series[Any], weight: Floats) -> tuple[Any, ...]:
