@@ -1,7 +1,9 @@
 """Devices that only run forward: their gradients against autograd on the same layers, in float64."""
 
 import copy
+import io
 import sys
+import unittest.mock
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,9 @@ from splitfg.hardware import (
     Wiring,
     function,
     layer,
+    serve,
 )
+from splitfg.hardware._pipe import receive, send
 
 
 def wired(seed=0):
@@ -221,6 +225,41 @@ def test_readings_that_are_not_finite_or_missing_raise():
         DeviceTrunk(Silent(wiring), wiring)(batch()[0])
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda z: z.new_full(z.shape, torch.nan), "z1 is not finite"),
+        (lambda z: z[:, :3], r"readings .*a1 \(7, 3\)"),
+        (lambda z: z[:3], r"readings .*a1 \(3, 6\)"),
+        (lambda z: z.to(torch.complex64), "complex numbers for z1"),
+        (lambda z: z.numpy()[:, ::-1], r"read what the device returns for z1 .*ascontiguousarray"),
+        (lambda z: z.numpy().astype(">f4"), r"read what the device returns for z1 .*ascontiguousarray"),
+        (lambda z: z.tolist(), "a list for z1"),
+    ],
+)
+def test_bad_readings_of_layers_raise_with_their_name(changed, words):
+    class Faulty(AnalogDevice):
+        def run(self, inputs, add, read):
+            found = dict(super().run(inputs, add, read))
+            return found | {name: changed(found[name]) for name in read if name == "z1"}
+
+    wiring = wired()
+    split = splitfg.Split(DeviceTrunk(Faulty(wiring), wiring), splitfg.LinearHead(nn.Linear(6, 3).double()))
+    with pytest.raises(splitfg.SplitError, match=words):
+        splitfg.LearnedFeedback()(split, *batch(), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("answer", [None, [torch.zeros(7, 6)]])
+def test_a_device_that_returns_no_dict_raises(answer):
+    class Wrong(AnalogDevice):
+        def run(self, inputs, add, read):
+            return answer
+
+    wiring = wired()
+    with pytest.raises(splitfg.SplitError, match="return a dict of tensors"):
+        DeviceTrunk(Wrong(wiring), wiring)(batch()[0])
+
+
 PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
@@ -255,6 +294,56 @@ def test_errors_come_back_through_the_pipe(piped):
     with pytest.raises(splitfg.SplitError, match=r"failed: .*no weight named nothing"):
         piped.write({"nothing": torch.zeros(2)})
     assert piped.run((batch()[0],), {}, ["h"])["h"].shape == (7, 6)
+
+
+def test_tensors_that_a_message_cannot_hold_raise_on_either_side(piped):
+    with pytest.raises(splitfg.SplitError, match=r"torch\.bfloat16, torch\.bool cannot be sent"):
+        piped.write({"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.zeros(2, dtype=torch.bool)})
+
+    class Narrow(AnalogDevice):
+        def run(self, inputs, add, read):
+            return {name: torch.zeros(7, 6, dtype=torch.float16) for name in read}
+
+    asked, answered = io.BytesIO(), io.BytesIO()
+    send(asked, {"do": "run", "read": ["h"]}, [({"kind": "input"}, batch()[0])])
+    serve(Narrow(wired()), io.BytesIO(asked.getvalue()), answered)
+    assert "torch.float16 cannot be sent" in receive(io.BytesIO(answered.getvalue()))[0]["error"]
+    assert piped.run((batch()[0],), {}, ["h"])["h"].shape == (7, 6)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[1]",
+        "ready",
+        '{"tensors": [3]}',
+        '{"tensors": [{"name": "h", "shape": [1]}]}',
+        '{"tensors": [{"name": "h", "dtype": "float32"}]}',
+        '{"tensors": [{"name": "h", "dtype": "float32", "shape": [-1]}]}',
+        '{"tensors": [{"name": "h", "dtype": "float32", "shape": 3}]}',
+    ],
+)
+def test_a_damaged_message_raises(message):
+    with pytest.raises(ValueError, match=r"."):
+        receive(io.BytesIO(message.encode() + b"\n" + bytes(8)))
+
+
+def test_an_interrupted_message_is_not_answered_by_the_next():
+    """Ctrl-C while the program computes: its late answer must not pass for that of the next batch."""
+    program = PROGRAM.format(paths=[str(Path(__file__).parent), *sys.path])
+    with PipeDevice([sys.executable, "-c", program]) as device:
+        late = unittest.mock.patch("splitfg.hardware._pipe.receive", side_effect=KeyboardInterrupt)
+        with late, pytest.raises(KeyboardInterrupt):
+            device.run((batch()[0],), {}, ["h"])
+        with pytest.raises(splitfg.SplitError, match="interrupted: start the program again"):
+            device.run((torch.zeros(2, 5),), {}, ["h"])
+
+
+def test_a_program_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr("splitfg.hardware._pipe._PATIENCE_S", 0.1)
+    with PipeDevice([sys.executable, "-c", "import time; time.sleep(600)"]) as device:
+        pass
+    assert device._process.returncode is not None
 
 
 def test_a_program_that_ends_or_does_not_start_is_an_error():

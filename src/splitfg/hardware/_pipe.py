@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any, Self
@@ -21,12 +22,13 @@ from typing import IO, Any, Self
 import torch
 from torch import Tensor
 
-from splitfg.errors import SplitError
+from splitfg.errors import SplitError, raise_if
 from splitfg.hardware._device import Device
 from splitfg.types import Params
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "int32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_PATIENCE_S = 10.0
 
 
 class PipeDevice:
@@ -61,6 +63,7 @@ class PipeDevice:
             self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
             raise SplitError([f"cannot start {command[0]}: {error.strerror or error}"]) from error
+        self._waiting = False
 
     def __enter__(self) -> Self:
         return self
@@ -69,12 +72,16 @@ class PipeDevice:
         self.close()
 
     def close(self) -> None:
-        """End the program: close its input, and wait."""
+        """End the program: close its input, and wait; a program that runs on for 10 seconds is killed."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with suppress(OSError):  # a program that has ended leaves bytes unsent
                     stream.close()
-        self._process.wait()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def write(self, params: Params) -> None:
         """Send the weights."""
@@ -85,11 +92,20 @@ class PipeDevice:
         sent = [({"kind": "input"}, torch.as_tensor(i)) for i in inputs]
         sent += [({"kind": "add", "name": name}, value) for name, value in add.items()]
         answer = self._ask({"do": "run", "read": list(read)}, sent)
+        raise_if(
+            ["the program of the device returns a tensor without a name"]
+            if any("name" not in h for h, _ in answer)
+            else []
+        )
         return {head["name"]: tensor for head, tensor in answer}
 
     def _ask(self, head: dict[str, Any], tensors: Sequence[tuple[dict[str, Any], Tensor]]) -> list[Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        raise_if(_dtype_problems(t.dtype for _, t in tensors))
+        # the next answer would be that of the message before
+        raise_if(["an earlier message was interrupted: start the program again"] if self._waiting else [])
+        self._waiting = True
         try:
             send(self._process.stdin, head, tensors)
             found, answer = receive(self._process.stdout)
@@ -97,6 +113,7 @@ class PipeDevice:
             code = self._process.poll()
             ended = f"ended with exit code {code}" if code is not None else f"does not answer as it should ({error})"
             raise SplitError([f"the program of the device {ended}: see what it printed to standard error"]) from error
+        self._waiting = False
         if "error" in found:
             raise SplitError([f"the program of the device failed: {found['error']}"])
         return answer
@@ -120,6 +137,7 @@ def serve(device: Device, source: IO[bytes] | None = None, sink: IO[bytes] | Non
             return
         try:
             answer = _answered(device, head, tensors)
+            raise_if(_dtype_problems(t.dtype for _, t in answer))
         except Exception as error:  # the other side raises it
             send(sink, {"error": f"{type(error).__name__}: {error}"}, [])
         else:
@@ -157,16 +175,33 @@ def receive(source: IO[bytes]) -> tuple[dict[str, Any], list[tuple[dict[str, Any
     if not line:
         raise EOFError("the stream has ended")
     head: dict[str, Any] = json.loads(line)
+    if not isinstance(head, dict):
+        raise ValueError("a message is an object in JSON")
     found = []
     for given in head.get("tensors", []):
-        dtype, shape = _DTYPES.get(given["dtype"]), given["shape"]
-        if dtype is None:
-            raise ValueError(f"dtype {given['dtype']!r} is unknown")
-        count = 1
-        for size in shape:
-            count *= int(size)
+        dtype, shape = _described(given)
+        count = math.prod(shape)
         data = bytearray(source.read(count * dtype.itemsize))
         if len(data) < count * dtype.itemsize:
             raise EOFError("the stream ended inside a tensor")
         found.append((given, torch.frombuffer(data, dtype=dtype).reshape(shape) if count else torch.empty(shape)))
     return head, found
+
+
+def _described(given: Any) -> tuple[torch.dtype, list[int]]:
+    """Return dtype and shape of a tensor in a message.
+
+    Raises:
+        ValueError: They are missing or wrong.
+    """
+    name, shape = (given.get("dtype"), given.get("shape")) if isinstance(given, dict) else (None, None)
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} is unknown; it must be one of {', '.join(_DTYPES)}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"shape {shape!r} is no list of sizes")
+    return _DTYPES[name], shape
+
+
+def _dtype_problems(dtypes: Iterable[torch.dtype]) -> list[str]:
+    odd = sorted({str(dtype) for dtype in dtypes if dtype not in _NAMES})
+    return [f"tensors of {', '.join(odd)} cannot be sent: convert them to {' or '.join(_DTYPES)}"] if odd else []

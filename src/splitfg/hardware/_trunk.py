@@ -15,7 +15,7 @@ from splitfg.errors import NonFiniteError, SplitError, raise_if, shorten
 from splitfg.hardware._device import Counts, Device, LayerDevice
 from splitfg.hardware._fused import fuse
 from splitfg.hardware._wiring import Node, Ref, Wiring, zero
-from splitfg.sites import Alter, Tape
+from splitfg.sites import Alter, Operation, Tape
 from splitfg.splitting import ForwardOnlyTrunk
 
 
@@ -78,12 +78,11 @@ class DeviceTrunk(ForwardOnlyTrunk):
 
         Raises:
             SplitError: The device does not return what it should.
-            NonFiniteError: h is NaN or infinite.
+            NonFiniteError: A tensor holds NaN, or h is infinite.
         """
         self._write()
         found = self.counts.timed_run(self.device, inputs, add, read)
-        missing = [name for name in read if name not in found]
-        raise_if([f"the device did not return {', '.join(missing)}: return every tensor of `read`"] if missing else [])
+        raise_if(_answer_problems(found, read))
         return {name: self._tensor(name, found[name], len(inputs[0])) for name in read}
 
     def tape(self, inputs: tuple[Any, ...], trained: Mapping[int, str], alter: Alter | None = None) -> Tape:
@@ -96,7 +95,7 @@ class DeviceTrunk(ForwardOnlyTrunk):
         values |= self.run(inputs, add, self.wiring.readings(nodes))
         tape = Tape(alone=partial(self._run_layers, nodes) if isinstance(self.device, LayerDevice) else None)
         for node in nodes:
-            operation = node.operation(values, values[node.writes] if node.measured else None, add.get(node.writes))
+            operation = _operation(node, values, add)
             values[node.writes] = operation.output
             tape.add(operation)
         tape.h = values[self.wiring.h]
@@ -149,7 +148,16 @@ class DeviceTrunk(ForwardOnlyTrunk):
     def _converted(self, name: str, value: Any) -> Tensor:
         if not hasattr(value, "shape"):
             raise SplitError([f"the device returns a {type(value).__name__} for {name}: return a tensor or an array"])
-        tensor = torch.as_tensor(value)
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError) as error:
+            cure = "return a tensor, or np.ascontiguousarray(array, dtype=np.float32)"
+            raise SplitError([f"torch cannot read what the device returns for {name} ({error}): {cure}"]) from error
+        raise_if([f"the device returns complex numbers for {name}: return real ones"] if tensor.is_complex() else [])
+        # a reading of masked values may be infinite; the largest entry is NaN if any is
+        finite = tensor.isfinite().all() if name == self.wiring.h else tensor.numel() == 0 or not tensor.amax().isnan()
+        if not bool(finite):
+            raise NonFiniteError([f"{name} is not finite: check the inputs and the device, or lower the learning rate"])
         return tensor.to(self._memory.dtype(self)) if tensor.is_floating_point() else tensor
 
     def _tensor(self, name: str, value: Any, rows: int) -> Tensor:
@@ -161,8 +169,6 @@ class DeviceTrunk(ForwardOnlyTrunk):
                     " inputs; choose another tensor to cut at"
                 ]
             )
-        if name == self.wiring.h and not bool(torch.isfinite(tensor).all()):
-            raise NonFiniteError([f"{name} is not finite: check the inputs, or lower the learning rate"])
         return tensor
 
 
@@ -234,6 +240,32 @@ class _Memory:
         """Return the dtype of the parameters."""
         first = next(self.parameters(trunk), None)
         return torch.get_default_dtype() if first is None else first[1].dtype
+
+
+def _answer_problems(found: object, read: Sequence[str]) -> list[str]:
+    """List the problems of what a device returns from a run."""
+    if not isinstance(found, Mapping):
+        return [f"run() of the device returns a {type(found).__name__}: return a dict of tensors by name"]
+    missing = [name for name in read if name not in found]
+    return [f"the device did not return {', '.join(missing)}: return every tensor of `read`"] if missing else []
+
+
+def _operation(node: Node, values: Mapping[str, Tensor], add: Mapping[str, Tensor]) -> Operation:
+    """Return the operation of a node in one pass.
+
+    Raises:
+        SplitError: The readings do not fit its function.
+    """
+    try:
+        return node.operation(values, values[node.writes] if node.measured else None, add.get(node.writes))
+    except RuntimeError as error:
+        shapes = ", ".join(f"{name} {tuple(values[name].shape)}" for name in dict.fromkeys(node.reads()))
+        raise SplitError(
+            [
+                f"{node.name} cannot be computed from the device's readings {shapes} ({error}): return tensors of the"
+                " shapes that the wiring describes, with one row per row of the inputs"
+            ]
+        ) from error
 
 
 def _amounts(nodes: Sequence[Node], alter: Alter | None) -> dict[str, Tensor]:
