@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,17 @@ Exit codes: 0 success, 1 a run failed or diverged, 2 wrong usage, 130 interrupte
 
 
 def main() -> None:
-    """Run the command line and exit; expected errors are printed without a traceback."""
+    """Run the command line and exit; expected errors and Ctrl-C are printed without a traceback."""
     try:
         app = make_app()
+        code = _call(app)
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "filelock"):
             raise
         sys.exit("The command line needs more packages: pip install 'splitfg[runs]'")
-    sys.exit(_call(app))
+    except KeyboardInterrupt:  # while modules are imported; typer and commands handle it later
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(code)
 
 
 def _call(app: Typer) -> int:

@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import command, environment, splitfg
 
+from splitfg_lab import cli
 from splitfg_lab.commands.output import explain, plain
 from splitfg_lab.runs import RunFolder, find_folders
 
@@ -88,6 +89,29 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 def test_an_error_with_a_file_names_it() -> None:
     assert explain(OSError(errno.ENOSPC, "No space left on device", "x/y.svg")) == "x/y.svg: No space left on device"
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "make_app", interrupted)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 130
+
+
+@pytest.mark.parametrize("off", ["", "1"])
+def test_no_color_is_followed_in_a_terminal(tmp_path: Path, off: str) -> None:
+    pty = pytest.importorskip("pty")
+    here, there = pty.openpty()
+    # empty is as if it were not there
+    subprocess.run(command("ls", "tiny"), cwd=tmp_path, env=environment(NO_COLOR=off), stdout=there, stderr=there)
+    text = os.read(here, 65536)
+    os.close(here)
+    os.close(there)
+    assert b"There is no folder results here" in text
+    assert (b"\x1b[3" in text) == (not off)
 
 
 def can_mount() -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from splitfg_lab.commands.errors import UsageError
+from splitfg_lab.commands.output import print_coloured
 
 DEFAULT_RUNS = Path("runs")
 DEFAULT_RESULTS = Path("results")
@@ -55,7 +56,7 @@ def note_missing(results: Path) -> None:
         line = (
             f"There is no folder {results} here: only own runs are shown. Pass --results FOLDER to show recorded ones."
         )
-        typer.secho(line, fg="yellow", err=True)
+        print_coloured(line, "yellow", err=True)
 
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run folders.", envvar="SPLITFG_RUNS")]

@@ -27,6 +27,7 @@ from splitfg_lab.commands._options import (
 )
 from splitfg_lab.commands._standing import Standing, standings
 from splitfg_lab.commands._targets import find_presets
+from splitfg_lab.commands.output import print_coloured
 from splitfg_lab.experiments import EXPERIMENTS, Experiment, Preset
 from splitfg_lab.experiments.spec import Cell, Paper
 
@@ -59,7 +60,7 @@ def ls(
     else:
         _print_overview(found)
     for problem in problems:
-        typer.secho(f"skipped: {problem.reason}", fg="red", err=True)
+        print_coloured(f"skipped: {problem.reason}", "red", err=True)
     note_missing(results)
 
 

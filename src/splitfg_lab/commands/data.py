@@ -15,6 +15,7 @@ from rich.text import Text
 from splitfg_lab.commands._listing import listing_console, print_rows
 from splitfg_lab.commands._options import Json, complete_data
 from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
+from splitfg_lab.commands.output import print_coloured
 
 data_app = typer.Typer(no_args_is_help=True, help="List, fetch, prepare and verify data sets.")
 
@@ -96,7 +97,7 @@ def verify(names: NamesOrAll = None, folder: Folder = None) -> None:
     for name in chosen:
         problems = verify_data(name, folder)
         failed |= bool(problems)
-        typer.secho(f"{name}: {'; '.join(problems) or 'intact'}", fg="red" if problems else "green")
+        print_coloured(f"{name}: {'; '.join(problems) or 'intact'}", "red" if problems else "green")
     if not chosen:
         typer.echo("no data set is prepared yet")
     if failed:

@@ -12,6 +12,8 @@ import unicodedata
 from contextlib import suppress
 from typing import Final
 
+import typer
+
 _HANDLER: Final = "splitfg_plain"
 _PLAIN: Final = str.maketrans(
     {
@@ -68,6 +70,11 @@ def print_error(message: str) -> None:
 def _wrap(line: str, width: int) -> str:
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def print_coloured(text: str, colour: str, *, err: bool = False) -> None:
+    """Print text, in colour in a terminal unless ``NO_COLOR`` is set, which rich follows too."""
+    typer.secho(text, fg=None if os.environ.get("NO_COLOR") else colour, err=err)
 
 
 def explain(error: OSError) -> str:

@@ -21,6 +21,7 @@ from splitfg_lab.commands._options import (
 )
 from splitfg_lab.commands._targets import find_presets, find_runs
 from splitfg_lab.commands.errors import EXIT_FAILED, UsageError
+from splitfg_lab.commands.output import print_coloured
 from splitfg_lab.runs.results import add_records, collect
 
 results_app = typer.Typer(no_args_is_help=True, help="Record results in small files under version control.")
@@ -68,7 +69,7 @@ def add(
     folders = find_runs(runs, named) if named or not files else []
     for folder in folders:
         if not folder.finished:
-            typer.secho(f"skipped, not finished: {folder.path}", fg="yellow", err=True)
+            print_coloured(f"skipped, not finished: {folder.path}", "yellow", err=True)
     finished = [folder for folder in folders if folder.finished]
     if not finished and not files:
         raise UsageError(f"there are no finished runs in {runs}")
@@ -76,7 +77,7 @@ def add(
     for path in add_records(records, results):
         typer.echo(f"written: {path}")
     for problem in problems:
-        typer.secho(f"skipped: {problem.reason}", fg="red", err=True)
+        print_coloured(f"skipped: {problem.reason}", "red", err=True)
     if problems:
         raise typer.Exit(EXIT_FAILED)
 
