@@ -201,7 +201,8 @@ def sgd_convergence_bound(gap: float, eta: float, T: int, *, L: float = 0.0, dat
         eta: Learning rate η.
         T: Number of steps.
         L: Smoothness constant; needed with minibatches only.
-        data_variance: σ², the variance of a minibatch's gradient; zero for the full batch.
+        data_variance: σ², what minibatches add to E‖ĝ‖²: (1 + (P + 1)/K) times the variance of a minibatch's gradient
+            is enough. Zero for the full batch.
 
     Example:
         >>> from splitfg.theory import sgd_convergence_bound

@@ -132,6 +132,19 @@ class TestBatches:
         (problem,) = refused(SplitFG(2), s, rows(), classes(5, count=3))
         assert "class_weights has shape (4,), but the head has 3 outputs" in problem
 
+    @pytest.mark.parametrize(
+        ("weights", "words"),
+        [
+            ([1.0, -1.0, 1.0], "negative, NaN or infinite"),
+            ([1.0, float("nan"), 1.0], "negative, NaN or infinite"),
+            ([0.0, 1.0, 1.0], "0 for the class of every target"),
+        ],
+    )
+    def test_class_weights_without_a_loss(self, weights, words):
+        s = linear_split(loss=CrossEntropy(class_weights=torch.tensor(weights)))
+        (problem,) = refused(SplitFG(2), s, rows(), torch.zeros(5, dtype=torch.long))
+        assert words in problem
+
 
 class TestFit:
     @every_estimator

@@ -147,13 +147,8 @@ class CrossEntropy(OutputLoss):
         return [] if tuple(target.shape) == leading else [shape_problem(target, wanted)]
 
     def value_problems(self, width: int, target: Tensor) -> list[str]:
-        """Require integer classes in [0, C), at least one that is not ignored, and one weight per class."""
-        found = []
-        if self.class_weights is not None and self.class_weights.shape != (width,):
-            found.append(
-                f"class_weights has shape {tuple(self.class_weights.shape)}, but the head has {width} outputs:"
-                " pass one weight per class"
-            )
+        """Require integer classes in [0, C), at least one that counts, and one weight per class."""
+        found = self._weight_problems(width)
         if target.dtype not in _INTEGER:
             found.append(
                 f"targets are {target.dtype}, but cross-entropy needs integer class indices:"
@@ -171,8 +166,29 @@ class CrossEntropy(OutputLoss):
             return [f"every target is ignore_index ({self.ignore_index}), so the loss is 0/0: skip such batches"]
         low, high = int(counted.min()), int(counted.max())
         if low >= 0 and high < width:
-            return []
+            return self._lost_weight_problems(counted)
         return [f"targets span {low}..{high}, but the head has {width} outputs: classes are 0..{width - 1}"]
+
+    def _weight_problems(self, width: int) -> list[str]:
+        weights = self.class_weights
+        if weights is None:
+            return []
+        if weights.shape != (width,):
+            return [
+                f"class_weights has shape {tuple(weights.shape)}, but the head has {width} outputs:"
+                " pass one weight per class"
+            ]
+        if not bool((weights.isfinite() & (weights >= 0)).all()):
+            return ["class_weights holds negative, NaN or infinite weights: pass finite ones, 0 to ignore a class"]
+        return []
+
+    def _lost_weight_problems(self, counted: Tensor) -> list[str]:
+        weights = self.class_weights
+        if weights is None or self.targets_elsewhere or len(weights) <= int(counted.max()):
+            return []
+        if bool(weights[counted].any()):
+            return []
+        return ["class_weights is 0 for the class of every target, so the loss is 0/0: skip such batches"]
 
     def _cross_entropy(self, outputs: Tensor, target: Tensor, reduction: str) -> Tensor:
         weight = None if self.class_weights is None else self.class_weights.to(outputs)
