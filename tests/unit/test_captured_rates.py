@@ -94,7 +94,17 @@ def test_a_second_learner_begins_at_the_full_rate():
 def test_steps_that_are_not_linear_in_the_rate_are_refused(kind):
     with pytest.raises(SplitError, match=f"{kind.__name__} are not linear in the learning rate"):
         learner(kind, CosineWithWarmup(20, 3), captured=True)
-    learner(kind, captured=True)
+    taught, optimizer = learner(kind, captured=True)
+    with pytest.raises(SplitError, match=f"{kind.__name__} are not linear in the learning rate"):
+        train(taught, optimizer, 2, ExponentialLR(optimizer, 0.5))
+    assert taught.steps == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.SGD])
+def test_checkpoints_have_the_settings_of_eager_ones(kind):
+    eager, captured = (train(*learner(kind, captured=captured), 1)["optimizer"] for captured in (False, True))
+    for own, other in zip(eager["param_groups"], captured["param_groups"], strict=True):
+        assert {**own, "lr": pytest.approx(own["lr"])} == other
 
 
 class Mixed(nn.Module):

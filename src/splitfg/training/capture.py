@@ -129,7 +129,8 @@ class DeviceRates:
         counter: Number of the next step, a 0-d int64 tensor on the device.
 
     Raises:
-        SplitError: If the optimizer's updates are not linear in a learning rate that changes.
+        SplitError: If the optimizer's updates are not linear in a learning rate that changes, by a schedule or in
+            :meth:`follow`.
     """
 
     def __init__(self, scheduled: ScheduledOptimizer, *, horizon: int, device: torch.device) -> None:
@@ -137,14 +138,8 @@ class DeviceRates:
         self._factors = torch.tensor([scheduled.schedule(i) for i in range(horizon)], device=device)
         self.counter = torch.full((), scheduled.steps, dtype=torch.int64, device=device)
         parts = optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,)
-        raise_if(
-            [
-                f"the updates of {type(part).__name__} are not linear in the learning rate, which a captured step"
-                " requires: use an eager GradientLearner, or no schedule"
-                for part in parts
-                if scheduled.scheduled and isinstance(part, _NOT_LINEAR)
-            ]
-        )
+        if scheduled.scheduled:
+            raise_if([problem for part in parts for problem in _not_linear_problems(part)])
         left = iter(rates)
         self._scheduled = scheduled.scheduled
         self._parts = [_part_rates(part, [next(left) for _ in part.param_groups]) for part in parts]
@@ -170,6 +165,15 @@ class DeviceRates:
     def release(self) -> list[dict[str, Any]]:
         """Return the groups' settings from before the adaptation, for checkpoints."""
         return [dict(kept) for part in self._parts for kept in part.settings(own_rates=not self._scheduled)]
+
+
+def _not_linear_problems(optimizer: torch.optim.Optimizer) -> list[str]:
+    if not isinstance(optimizer, _NOT_LINEAR):
+        return []
+    return [
+        f"the updates of {type(optimizer).__name__} are not linear in the learning rate, which a captured step"
+        " requires: use an eager GradientLearner, or a constant rate"
+    ]
 
 
 def _part_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> _ReadRates | _ShortenedSteps:
@@ -220,6 +224,7 @@ class _ShortenedSteps:
         for i, (group, rate) in enumerate(zip(self._groups, self._rates, strict=True)):
             if float(group["lr"]) != self._known[i]:
                 raise_if([] if rate else ["a captured step cannot change a learning rate of zero: start with another"])
+                raise_if(_not_linear_problems(self._optimizer))
                 self._known[i] = float(group["lr"])
                 self._factors[i].fill_(self._known[i] / rate)
 
@@ -255,7 +260,7 @@ def _adapted(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         if "capturable" not in group:
             continue
         device = group["params"][0].device
-        group.update(fused=True, foreach=False, capturable=device.type == "cuda")
+        group.update(foreach=False, capturable=device.type == "cuda", **({"fused": True} if "fused" in group else {}))
         for state in (optimizer.state[p] for p in group["params"] if p in optimizer.state):
             if "step" in state:
                 state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
