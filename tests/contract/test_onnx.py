@@ -1,6 +1,7 @@
 """ONNX graphs in the engine: gradients against autograd on the same graph, files against plain ONNX Runtime."""
 
 import copy
+import pickle
 
 import numpy as np
 import onnx
@@ -140,7 +141,10 @@ def test_every_supported_function_computes_what_the_engine_computes():
     split = network(source, width, cut="h")
     x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))
     assert split.trunk.problems((x,), tolerance=1e-5) == []
+    twin = copy.deepcopy(pickle.loads(pickle.dumps(split)))
     estimate = splitfg.LearnedFeedback()(split, x, y, generator=torch.Generator().manual_seed(0))
+    copied = splitfg.LearnedFeedback()(twin, x, y, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(copied.grads[name], g) for name, g in estimate.grads.items())
     for name, g in exact_gradient(split, x, y).items():  # no map lies above the only layer: exact
         torch.testing.assert_close(estimate.grads[f"trunk.{name}"], g, rtol=1e-4, atol=1e-6)
 

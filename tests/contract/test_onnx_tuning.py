@@ -1,7 +1,9 @@
 """Tuning ONNX files: adapters, int8 graphs, scikit-learn's contract, saved files."""
 
+import copy
 import io
 import json
+import pickle
 import warnings
 from pathlib import Path
 
@@ -178,6 +180,7 @@ class TestEstimators:
             (lambda x, y: (np.full_like(x, np.nan), y), "NaN"),
             (lambda x, y: (x.astype(str), y), "not numbers"),
             (lambda x, y: (x[:2], y[:2]), "too few"),
+            (lambda x, y: (x, np.where(y, "yes", None)), "drop rows without a target"),
         ],
     )
     def test_bad_data_raise_one_clear_error(self, change, words):
@@ -185,6 +188,21 @@ class TestEstimators:
         x, y = change(rng.standard_normal((40, 4)).astype(np.float32), np.arange(40) % 2)
         with pytest.raises(splitfg.SplitError, match=words):
             OnnxClassifier(example_model()).fit(x, y)
+
+    @pytest.mark.parametrize("settings", [{}, {"adapters": LowRank(rank=2)}, {"method": "weights", "K": 1}])
+    def test_copies_predict_the_same_and_can_be_saved(self, images, tmp_path, settings):
+        tuned = OnnxClassifier(convolutional(), steps=3, batch_size=16, random_state=0, threads=1, **settings)
+        tuned.fit(*images)
+        tuned.save(tmp_path / "tuned.onnx")
+        for twin in (pickle.loads(pickle.dumps(tuned)), copy.deepcopy(tuned)):
+            np.testing.assert_array_equal(twin.decision_function(images[0]), tuned.decision_function(images[0]))
+            twin.save(tmp_path / "twin.onnx")
+            assert (tmp_path / "twin.onnx").read_bytes() == (tmp_path / "tuned.onnx").read_bytes()
+
+    def test_no_rows_cannot_be_predicted(self, digits):
+        tuned = OnnxClassifier(example_model((64, 8, 8, 7)), steps=1, threads=1).fit(digits[0][:200], digits[1][:200])
+        with pytest.raises(splitfg.SplitError, match="x has no rows"):
+            tuned.predict(digits[0][:0])
 
     def test_bad_settings_are_listed_together(self):
         x, y = np.zeros((10, 4), np.float32), np.arange(10) % 2

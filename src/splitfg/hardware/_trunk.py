@@ -224,6 +224,10 @@ class _Memory:
         self.nodes: list[Node] = []
         self._owners: list[tuple[str, dict[str, nn.Parameter | None], str]] = []
 
+    def __reduce__(self) -> tuple[type[_Memory], tuple[()]]:
+        """A copy of the trunk has other parameters, and writes them anew."""
+        return _Memory, ()
+
     def parameters(self, trunk: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what ``trunk.named_parameters()`` does, without a walk through its modules: none is ever added."""
         if not self._owners:

@@ -61,6 +61,10 @@ class OnnxDevice:
         self._stored: Arrays = {w.initializer: file.initializers[w.initializer] for w in self.weights.values()}
         self._rows = _fixed_rows(file)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the sessions, which cannot be copied; each is made again when it is needed."""
+        return {**vars(self), "_sessions": {}}
+
     def write(self, params: Params) -> None:
         """Store weights, in the types of the graph."""
         for name, value in params.items():

@@ -221,7 +221,11 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):
     def _encode(self, y: NDArray[Any]) -> Tensor:
         if y.dtype.kind == "f" and not np.all(y == np.round(y)):
             raise SplitError(["targets are fractions, which are no classes: use OnnxRegressor, or `--values`"])
-        self.classes_, indices = np.unique(y, return_inverse=True)
+        try:
+            self.classes_, indices = np.unique(y, return_inverse=True)
+        except TypeError as error:
+            cure = "drop rows without a target, and give all targets one type"
+            raise SplitError([f"targets cannot be sorted ({error}): {cure}"]) from error
         if len(self.classes_) < 2:
             raise SplitError([f"the target has {len(self.classes_)} class: two or more are needed"])
         return torch.as_tensor(indices)

@@ -192,4 +192,5 @@ def _pool(context: Context, node: onnx.NodeProto) -> list[Node] | None:  # noqa:
         ]
     dilation = tuple(settings.get("dilations", (1, 1)))
     args = (Ref(node.input[0]), kernel, stride, padding, dilation, ceil)
-    return [Node("max_pool2d", F.max_pool2d, args, node.output[0])]
+    # of torch: that of torch.nn.functional cannot be pickled
+    return [Node("max_pool2d", torch.max_pool2d, args, node.output[0])]

@@ -51,6 +51,8 @@ def _shape(trunk: OnnxTrunk, name: str, array: NDArray[Any]) -> list[str]:
         return [f"input {name} holds {array.dtype}, not numbers: encode text and dates first"]
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         return [f"input {name} contains NaN or infinite values: drop or impute those rows"]
+    if array.ndim and not len(array):
+        return [f"input {name} has no rows: give at least one"]
     shape = trunk.file.shapes.get(name)
     if shape is None:
         return []

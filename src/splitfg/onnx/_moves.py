@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from splitfg.hardware import Node, Ref
@@ -25,11 +26,15 @@ def _reshape(context: Context, node: onnx.NodeProto) -> list[Node] | None:
         return None
     out = node.output[0]
     if shape is not None and len(shape) > 1 and None not in shape[1:] and _keeps_rows(context, node):
-        inner = tuple(shape[1:])
-        return [Node("reshape", lambda x: x.reshape(x.shape[0], *inner), (Ref(node.input[0]),), out)]
+        inner = tuple(d for d in shape[1:] if d is not None)
+        return [Node("reshape", partial(_rows_as, inner), (Ref(node.input[0]),), out)]
     if node.op_type == "Flatten" and plain_attributes(node).get("axis", 1) == 1:
         return [Node("flatten", torch.flatten, (Ref(node.input[0]), 1), out)]
     return [Node("reshape", None, (Ref(node.input[0]),), out, measured=True)]
+
+
+def _rows_as(shape: tuple[int, ...], x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], *shape)
 
 
 def _keeps_rows(context: Context, node: onnx.NodeProto) -> bool:
