@@ -175,6 +175,20 @@ def test_an_unknown_method_or_network_raises_with_the_nearest_name(settings, sai
         SplitFGClassifier(**{**QUICK, **settings}).fit(X, y)
 
 
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("method", ["learned_feedback", "split_fg", "predictive_coding", "hopfield"])
+def test_torchs_default_dtype_may_be_float64(kind, method):
+    X, y = data_for(kind)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = kind(method=method, **QUICK).fit(X, y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.get_default_dtype() == torch.float32
+    np.testing.assert_array_equal(outputs(again, X), outputs(model, X))
+
+
 def test_the_default_method_runs_forward_only():
     assert SplitFGClassifier().method == SplitFGRegressor().method == DEFAULT_METHOD
     recipe = TableRecipe(table_methods()[DEFAULT_METHOD], Network(width=8, members=2), Adam())

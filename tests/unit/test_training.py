@@ -160,6 +160,11 @@ class TestClip:
         for name, g in expected.items():
             torch.testing.assert_close(found[name], g, msg=name)
 
+    def test_an_infinite_bound_changes_nothing(self):
+        """Even where the norm overflows."""
+        grad = torch.full((4,), 1e25, dtype=torch.float32)
+        assert torch.equal(clip(estimate_of({"w": grad}), math.inf).grads["w"], grad)
+
     @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
     def test_bound_must_be_positive(self, bound):
         with pytest.raises(SplitError, match="max_norm must be positive"):

@@ -18,6 +18,7 @@ from splitfg.recipes.tables import NetworkRecipe, TableRecipe, TableShape
 from splitfg.sklearn._progress import ProgressLines
 from splitfg.sklearn._sparse import SparseRows
 from splitfg.training import Epochs
+from splitfg.types import Learner
 
 # Blocks have one size, the last one is padded: matrix products of another size round differently, and the prediction
 # for a row must not depend on the other rows.
@@ -67,12 +68,16 @@ class Trainer:
         shape: Features and classes of the data.
         seed: Seed of everything random.
         device: Where to compute.
+        dtype: Dtype of the parameters; torch's default by default.
     """
 
-    def __init__(self, recipe: TableRecipe, shape: TableShape, *, seed: int, device: str) -> None:
+    def __init__(
+        self, recipe: TableRecipe, shape: TableShape, *, seed: int, device: str, dtype: torch.dtype | None = None
+    ) -> None:
+        self._dtype = dtype or torch.get_default_dtype()
         self._recipe, self._shape, self._seed, self._device = recipe, shape, seed, device
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._learner = recipe.build(shape, self._generator)
+        self._learner = self._built(recipe, self._generator)
         self._passes = 0
 
     @property
@@ -121,9 +126,9 @@ class Trainer:
 
     def predict(self, x: Features) -> NDArray[np.float32]:
         """Return the outputs, shape ``(n, outputs)``."""
-        read = reader(x, self._device)
+        read = reader(x, self._device, self._dtype)
         parts = [self._block(read(rows)) for rows in torch.arange(len(x)).split(_BLOCK_ROWS)]
-        outputs: NDArray[np.float32] = torch.cat(parts).numpy()
+        outputs: NDArray[np.float32] = torch.cat(parts).float().numpy()
         return outputs
 
     def _block(self, x: Tensor) -> Tensor:
@@ -148,7 +153,7 @@ class Trainer:
             )
         learned = self.snapshot()
         self._recipe = recipe
-        self._learner = recipe.build(self._shape, torch.Generator(device).manual_seed(self._seed))
+        self._learner = self._built(recipe, torch.Generator(device).manual_seed(self._seed))
         if "optimizer" in learned:  # keep its moments, take the new settings
             learned["optimizer"]["param_groups"] = self._learner.state_dict()["optimizer"]["param_groups"]
         self.restore(learned)
@@ -164,6 +169,7 @@ class Trainer:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "built_from": (self._recipe, self._shape, self._seed, self._device),
+            "dtype": self._dtype,
             "learner": self.snapshot(),
             "generator": self._generator.get_state(),
             "passes": self._passes,
@@ -171,26 +177,36 @@ class Trainer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         recipe, shape, seed, device = state["built_from"]
-        self.__init__(recipe, shape, seed=seed, device=device)  # type: ignore[misc]
+        dtype = state.get("dtype", torch.float32)  # pickles of earlier versions have none
+        self.__init__(recipe, shape, seed=seed, device=device, dtype=dtype)  # type: ignore[misc]
         self.restore(state["learner"])
         self._generator.set_state(state["generator"])
         self._passes = state["passes"]
+
+    def _built(self, recipe: TableRecipe, generator: torch.Generator) -> Learner:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)  # another one than at the beginning, in a copy or later
+        try:
+            return recipe.build(self._shape, generator)
+        finally:
+            torch.set_default_dtype(default)
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         return self._learner.step(x, y, generator=self._generator).loss.detach()
 
     def _reader(self, rows: EncodedRows) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return the function from row numbers to a batch ``(x, y)`` on the device."""
-        read, y = reader(rows.x, self._device), torch.tensor(rows.y, device=self._device)
+        read, y = reader(rows.x, self._device, self._dtype), torch.tensor(rows.y, device=self._device)
+        y = y.to(self._dtype) if y.is_floating_point() else y
         return lambda chosen: (read(chosen), y[chosen.to(self._device)])
 
 
-def reader(x: Features, device: str) -> Callable[[Tensor], Tensor]:
+def reader(x: Features, device: str, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """Return the function from row numbers to features on the device; sparse rows become dense a batch at a time."""
     if isinstance(x, SparseRows):
         sparse = x
-        return lambda rows: torch.as_tensor(sparse[rows.numpy()].dense()).to(device)
-    dense = torch.tensor(x, device=device)
+        return lambda rows: torch.as_tensor(sparse[rows.numpy()].dense()).to(device, dtype)
+    dense = torch.tensor(x, device=device, dtype=dtype)
     return lambda rows: dense[rows.to(device)]
 
 

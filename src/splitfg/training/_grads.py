@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 
 import torch
@@ -63,7 +64,7 @@ def _clip_together(grads: Params, elsewhere: Params, max_norm: float) -> Tensor:
     total = norm(grads, like=next(iter(elsewhere.values()), None))
     if elsewhere:
         total = (total.square() + torch.stack(list(elsewhere.values())).sum().to(total)).sqrt()
-    if grads:
+    if grads and max_norm < math.inf:  # inf / inf would be NaN where the norm overflows
         torch._foreach_mul_(list(grads.values()), (max_norm / (total + 1e-6)).clamp(max=1.0))
     return total
 
