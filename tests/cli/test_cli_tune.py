@@ -137,6 +137,9 @@ def test_an_interrupted_job_resumes_to_the_same_file(folder, tmp_path, monkeypat
         ("digits.parquet", ("--target", "p0"), "hold no numbers"),
         ("images", (), "not images"),
         ("digits.npz", ("--target", "digit", "--size", "8"), "HEIGHTxWIDTH"),
+        ("digits.npz", ("--target", "digit", "--size", "0x8"), "HEIGHTxWIDTH"),
+        ("digits.npz", ("--target", "digit", "--adapters", "rank:²"), "rank:R"),
+        ("digits.npz", ("--target", "digit", "--mean", "nan"), "finite"),
         ("digits.npz", ("--target", "digit", "--std", "0"), "positive"),
     ],
 )
@@ -144,6 +147,12 @@ def test_bad_input_gives_one_clear_error(folder, tmp_path, data, options, words)
     done = tune(folder, data, tmp_path / "t.onnx", *options)
     assert words in str(done.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_options_are_listed_together(folder, tmp_path):
+    wrong = ("--size", "8", "--mean", "q", "--std", "0", "--adapters", "rank:0")
+    message = str(tune(folder, "digits.npz", tmp_path / "t.onnx", "--target", "digit", *wrong).exception)
+    assert [line.split()[0] for line in message.splitlines()] == ["--size", "--mean", "--std", "--adapters"]
 
 
 def small(tmp_path, y, x=None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,12 +66,18 @@ def tune(
     from splitfg_lab.tuning.report import as_html, as_text
     from splitfg_lab.tuning.run import Job, set_threads, tune as run
 
+    pixels, average, deviation, chosen = _all_parsed(
+        lambda: _size(size),
+        lambda: _numbers("--mean", mean),
+        lambda: _numbers("--std", std),
+        lambda: _adapters(adapters),
+    )
     set_threads(threads)
     opened = OnnxFile(model)
-    how = Reading(target, _size(size), _numbers("--mean", mean), _numbers("--std", std))
+    how = Reading(target, pixels, average, deviation)
     shapes = {name: opened.shapes.get(name, ()) for name in opened.inputs}
     settings = {
-        "method": method, "cut": cut, "train": train or None, "adapters": _adapters(adapters), "steps": steps,
+        "method": method, "cut": cut, "train": train or None, "adapters": chosen, "steps": steps,
         "batch_size": batch, "learning_rate": lr, "rho": rho, "K": K, "patience": patience,
         "evaluate_every": evaluate_every, "threads": threads,
     }  # fmt: skip
@@ -143,6 +151,23 @@ def _require_onnx() -> None:
         raise UsageError(f"{error.name} is missing: pip install 'splitfg[onnx]'") from error
 
 
+def _all_parsed(*parsers: Callable[[], Any]) -> list[Any]:
+    """Return the values of all options.
+
+    Raises:
+        UsageError: Some of them are wrong; the error lists all of these.
+    """
+    values, problems = [], []
+    for parse in parsers:
+        try:
+            values.append(parse())
+        except UsageError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("\n".join(problems))
+    return values
+
+
 def _adapters(text: str) -> Adapter | None:
     from splitfg.onnx import LowRank, ScaleAndBias
 
@@ -151,7 +176,7 @@ def _adapters(text: str) -> Adapter | None:
     if text == "scale":
         return ScaleAndBias()
     kind, _, rank = text.partition(":")
-    if kind == "rank" and rank.isdigit() and int(rank) > 0:
+    if kind == "rank" and rank.isdecimal() and int(rank) > 0:
         return LowRank(rank=int(rank))
     raise UsageError(f"--adapters {text!r}: expected none, scale, or rank:R such as rank:4")
 
@@ -160,7 +185,7 @@ def _size(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     height, cross, width = text.partition("x")
-    if not cross or not height.isdigit() or not width.isdigit():
+    if not cross or not all(side.isdecimal() and int(side) > 0 for side in (height, width)):
         raise UsageError(f"--size {text!r}: expected HEIGHTxWIDTH, such as 48x192")
     return int(height), int(width)
 
@@ -170,6 +195,8 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(","))
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: expected one number, or one per channel, such as 0.5,0.5,0.5") from error
+    if not all(math.isfinite(v) for v in found):
+        raise UsageError(f"{option} {text!r}: must be finite")
     if option == "--std" and not all(v > 0 for v in found):
         raise UsageError(f"{option} {text!r}: must be positive")
     return found
