@@ -180,6 +180,15 @@ def test_a_report_of_another_schema_is_refused(folder: RunFolder) -> None:
         folder.report()
 
 
+@pytest.mark.parametrize("change", [{"preset": "sgd"}, {"seed": 1}, {"experiment": "other"}])
+def test_a_report_of_another_run_is_refused(folder: RunFolder, change: dict[str, object]) -> None:
+    folder.finish(make_report())
+    path = folder.path / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunError, match=r"is the result of .*, but .*config\.json names tiny/adam/seed0"):
+        folder.report()
+
+
 json_documents = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

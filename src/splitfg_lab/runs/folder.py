@@ -121,9 +121,16 @@ class RunFolder:
         """Read ``report.json``.
 
         Raises:
-            RunError: It is missing, damaged, edited or of another format.
+            RunError: It is missing, damaged, edited, of another format, or that of another run.
         """
-        return read_report(self.path / "report.json")
+        path = self.path / "report.json"
+        report = read_report(path)
+        if self.config_path.exists():
+            there = self.identity()
+            named, own = (f"{r.experiment}/{r.preset}/seed{r.seed}" for r in (report, there))
+            if named != own:
+                raise RunError(f"{path} is the result of {named}, but {self.config_path} names {own}")
+        return report
 
     def require_result(self) -> None:
         """Raise a :class:`RunError` with the cure if the run is finished and its result cannot be read."""
