@@ -12,8 +12,8 @@ BUGS = (
     Bug(
         "rho forgotten in the update",
         "training/_groups.py",
-        '"lr": rho * lr, "rho": rho',
-        '"lr": lr, "rho": rho',
+        '"lr": rho * lr, "step_scale": rho',
+        '"lr": lr, "step_scale": rho',
         (f"{TRAINING}::TestRho::test_scales_the_update_and_nothing_else",),
     ),
     Bug(
