@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from docs_records import ROOT, Value, bench, by_seed, paper, recorded, reports
+from docs_records import ROOT, Value, at_step, bench, by_seed, paper, recorded, reports
 from scipy.stats import ttest_ind_from_stats, ttest_rel
 
 from splitfg_lab.runs.results import read_results
@@ -25,6 +25,11 @@ def frozen_torch() -> float:
 
 def ppl(preset: str) -> Value:
     return lambda: recorded("language", preset, "val_ppl")
+
+
+def ppl_at(preset: str, step: int) -> Value:
+    """Of seed 0, in the course of training."""
+    return lambda: at_step("language", preset, "val_ppl", step)
 
 
 def seeds(preset: str, count: int) -> tuple[Value, ...]:

@@ -55,6 +55,14 @@ def last(name: str, preset: str, metric: str, seed: int = 0) -> float:
     return [point[metric] for point in run.curve if metric in point][-1]
 
 
+def at_step(name: str, preset: str, metric: str, step: int, seed: int = 0) -> float:
+    """The point of the run's curve at a step."""
+    runs = read_results(ROOT / "results" / f"{name}.json")
+    (run,) = [r for r in runs if (r.report.preset, r.report.seed) == (preset, seed)]
+    (point,) = [point for point in run.curve if point["step"] == step and metric in point]
+    return point[metric]
+
+
 def paper(name: str, preset: str, metric: str) -> set[float]:
     """What the experiment's tables quote from the paper for this number."""
     cells = [c for table in experiment(name).tables for row in table.rows for c in row.cells if isinstance(c, Cell)]
