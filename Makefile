@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 # oracles with float32 in their data, records or models (Mamba casts its logits; torch quantises and groups float32 alone)
 FLOAT32 := joint_norm or theory_is_the_gradients_energy or probes_are_as_large or arrays_in_and_out or clipped_in_place \
 	or leaves_its_trunk_alone or TestBuffers or test_refusals \
-	or MambaForCausalLM or MixtralForCausalLM or GraniteMoeForCausalLM or losses_that_are_not or quantised or narrow_trunk_under_a_wide_head
+	or MambaForCausalLM or MixtralForCausalLM or GraniteMoeForCausalLM or losses_that_are_not or quantised or narrow_trunk_under_a_wide_head \
+	or parameters_of_nobody
 QUICK := $(addprefix tests/,oracle/test_heads.py oracle/test_engines.py oracle/test_split.py oracle/test_estimators.py \
 	oracle/test_estimator_formulas.py contract/test_estimator_contract.py contract/test_split_refusals.py \
 	contract/test_imports.py contract/test_testing.py oracle/test_feedback.py oracle/test_learned_feedback.py \

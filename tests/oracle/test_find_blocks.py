@@ -175,10 +175,10 @@ def test_functions_between_blocks_raise():
     with pytest.raises(
         SplitError, match=r"h comes from a function that is no module, such as a mean: make it a module"
     ):
-        BlockPath.find(seeded(lambda: Images(pool=False)), noise(2, 3, 8, 8, dtype=torch.float32))
+        BlockPath.find(seeded(lambda: Images(pool=False)), noise(2, 3, 8, 8, dtype=torch.get_default_dtype()))
     words = r"what block reads is neither data nor a sum of layers' outputs \(stem do not sum to it\)"
     with pytest.raises(SplitError, match=words):
-        BlockPath.find(seeded(Function), noise(2, 4, dtype=torch.float32))
+        BlockPath.find(seeded(Function), noise(2, 4, dtype=torch.get_default_dtype()))
 
 
 def test_a_path_is_asked_for_with_both_ways_to_give_one():

@@ -116,7 +116,7 @@ def test_the_flat_trunk_has_a_skip_up_to_h():
 
 
 def test_networks_without_skips_raise():
-    x, y = noise(4, 6, dtype=torch.float32), classes(4, count=3)
+    x, y = noise(4, 6, dtype=torch.get_default_dtype()), classes(4, count=3)
     plain = Split(MLP(6, widths=(6, 6), generator=generator()), LinearHead(nn.Linear(6, 3)))
     with pytest.raises(SplitError, match="no block of the path has a skip"):
         ParallelPull(feedback=RandomMaps(), skips=True)(plain, x, y)

@@ -58,7 +58,7 @@ class Slope:
         Every entry may leave the centre by the difference of its one-sided slopes, twice what a kink explains, and all
         entries together by another quarter of it.
         """
-        derivative = derivative.double()
+        derivative = derivative.detach().double()  # parameters that no module registers keep a graph
         size = float(torch.maximum(self.central.norm(), derivative.norm()))
         outside = float(((derivative - self.central).abs() - self.spread).clamp_min(0).norm())
         allowed = self.error * size + 0.25 * float(self.spread.norm())
