@@ -7,7 +7,18 @@ from _toolkit import classes, close, generator, noise, seeded
 from torch import nn
 from torch.nn import functional as F
 
-from splitfg import ActivityFG, ForwardGradient, LearnedFeedback, SplitError, SplitFG, split
+from splitfg import (
+    ActivityFG,
+    BlackBoxTrunk,
+    ForwardGradient,
+    FrozenTrunk,
+    LearnedFeedback,
+    LinearHead,
+    Split,
+    SplitError,
+    SplitFG,
+    split,
+)
 
 X, Y = noise(6, 5), classes(6, count=3)
 
@@ -69,3 +80,18 @@ def test_a_layer_whose_forward_was_replaced():
 def test_estimates_are_at_the_zeros():
     model = branch(torch.tanh)
     close(full_basis(split(model), X, Y), gradient(model, X, Y))
+
+
+def test_a_device_runs_with_its_own_weights():
+    ran, last = [], nn.Linear(4, 3).double()
+
+    def device(params, x):
+        ran.append(params["bias"])
+        return (x @ params["weight"] + params["bias"]).tanh()
+
+    trunk = BlackBoxTrunk(device, {"weight": noise(5, 4), "bias": torch.zeros(4, dtype=torch.float64)})
+    network = Split(trunk, LinearHead(last))
+    last.register_forward_hook(lambda *_: None)  # the validation of hooks runs the trunk
+    FrozenTrunk()(network, X, Y)
+    assert len(ran) > 1
+    assert not torch.stack(ran).any()

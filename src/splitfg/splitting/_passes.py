@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, random_state, same_generators
+from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._masks import TangentMasks
 from splitfg.types import Inputs, Params
 
@@ -140,9 +141,12 @@ def away_from_zero(model: nn.Module) -> Iterator[None]:
     """Move trained parameters of almost zero by noise of the size of an initialisation, and restore them afterwards.
 
     For validations: a layer of zeros, as at the end of a residual branch, hides what comes before it, and a bias of
-    zeros hides that it is scaled.
+    zeros hides that it is scaled. Those of a device stay: it may remember them, or be damaged by others.
     """
-    kept = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad and _is_almost_zero(p)]
+    devices = (module for module in model.modules() if isinstance(module, ForwardOnlyTrunk))
+    still = {id(p) for device in devices for p in device.parameters()}
+    trained = (p for p in model.parameters() if p.requires_grad and id(p) not in still)
+    kept = [(p, p.detach().clone()) for p in trained if _is_almost_zero(p)]
     draws = torch.Generator().manual_seed(0)
     try:
         for p, _ in kept:
