@@ -6,6 +6,7 @@ from _cuts import full_basis, gradient
 from _toolkit import classes, close, generator, noise, seeded
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from splitfg import (
     ActivityFG,
@@ -95,3 +96,17 @@ def test_a_device_runs_with_its_own_weights():
     FrozenTrunk()(network, X, Y)
     assert len(ran) > 1
     assert not torch.stack(ran).any()
+
+
+class Doubled(nn.Module):
+    def forward(self, w):
+        return 2 * w
+
+
+def test_a_cache_of_parametrized_weights_holds_those_of_the_model():
+    model = branch(torch.tanh)
+    parametrize.register_parametrization(model.last, "weight", Doubled())
+    expected = gradient(model, X, Y)
+    with parametrize.cached():
+        close(full_basis(split(model, example=X), X, Y), expected)
+        assert not model.last.weight.any()

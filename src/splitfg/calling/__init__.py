@@ -1,6 +1,6 @@
 """Calls of modules with other parameters, after which the module is as it was."""
 
-from splitfg.calling._call import Places, call, eager_code, eager_parts, places_of
+from splitfg.calling._call import Places, call, computed_anew, eager_code, eager_parts, places_of
 from splitfg.calling._effects import Flags, Following, Observed, Traits, registered_modules
 from splitfg.calling._generators import RandomState, drawing_from, random_state, same_generators
 from splitfg.calling._restore import ForwardState, forward_state, preserved, restored, version_of
@@ -14,6 +14,7 @@ __all__ = [
     "RandomState",
     "Traits",
     "call",
+    "computed_anew",
     "drawing_from",
     "eager_code",
     "eager_parts",

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from splitfg.calling import ForwardState, Observed, Places, Traits, call, forward_state, random_state, same_generators
+from splitfg.calling import (
+    ForwardState,
+    Observed,
+    Places,
+    Traits,
+    call,
+    computed_anew,
+    forward_state,
+    random_state,
+    same_generators,
+)
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._masks import TangentMasks
 from splitfg.types import Inputs, Params
@@ -151,7 +161,8 @@ def away_from_zero(model: nn.Module) -> Iterator[None]:
     try:
         for p, _ in kept:
             p.data.add_(torch.randn(p.shape, generator=draws).to(p), alpha=_initial_size(p))
-        yield
+        with computed_anew():
+            yield
     finally:
         for p, value in kept:
             p.data.copy_(value)
