@@ -75,6 +75,28 @@ def test_a_cache_of_parametrized_weights_changes_nothing(estimator):
         assert expected.grads["0.parametrizations.weight.original1"].norm() > 0
 
 
+class Sums(nn.Module):
+    """A linear layer that adds its inputs to a tensor which is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.total = nn.Linear(4, 5), torch.zeros(4, dtype=DOUBLE)
+
+    def forward(self, x):
+        self.total.add_(x.detach().sum(0))
+        return self.layer(x)
+
+
+def test_writes_to_a_tensor_that_is_no_buffer_raise_in_every_step():
+    model = network()
+    model[0] = seeded(Sums).double()
+    s = split(model)
+    for _ in range(2):
+        with pytest.raises(SplitError, match=r"writes in place to 'total' of 0 \(Sums\)"):
+            estimated(s)
+        assert not model[0].total.any()
+
+
 def pruned(model):
     prune.l1_unstructured(model[0], "weight", 0.5)
 

@@ -188,8 +188,9 @@ class Split(SplitParameters):
                 return Traits()  # a device may be noisy and slow
             with outside_inference_mode():
                 parts, (given, written) = [self.trunk, self.head, self.model], copied_inputs(x)
-                known[mode], problems = observe(parts, self._passes.observed, lambda: self._run(given))
+                found, problems = observe(parts, self._passes.observed, lambda: self._run(given))
                 raise_if(problems + written())
+                known[mode] = found
         return known[mode]
 
     @property
