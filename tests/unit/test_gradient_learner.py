@@ -186,6 +186,22 @@ class TestGradientLearner:
         torch.optim.lr_scheduler.StepLR(adam, 1)
         GradientLearner(s, SplitFG(1), adam).step(self.x, self.y, generator=generator())
 
+    def test_an_optimizer_in_an_object_that_passes_its_attributes_on(self):
+        class Wrapper:
+            def __init__(self, inner):
+                self.inner = inner
+
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+
+        found = []
+        for wrap in (lambda optimizer: optimizer, Wrapper):
+            s = mlp_split(3, 4, 3)
+            ours = GradientLearner(s, SplitFG(1), wrap(torch.optim.SGD(s.model.parameters(), lr=0.1)))
+            ours.step(self.x, self.y, generator=generator())
+            found.append(torch.cat([p.detach().flatten() for p in s.model.parameters()]))
+        assert torch.equal(*found)
+
     def test_magnitude_covers_the_head_where_tangents_do(self):
         s = mlp_split(3, 4, 3)
         law = Conditioned(RunningMagnitude())

@@ -138,9 +138,15 @@ def _optimizer_problems(module: nn.Module, optimizer: object) -> list[str]:
 def _unusable(optimizer: Any) -> Iterator[tuple[str, str]]:
     """Yield the kinds of optimizers that need more than dense gradients of one batch, with the reason."""
     for part in optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,):
-        # of the class: torch's schedulers replace the method by a function with another signature
-        _, *given = inspect.signature(type(part).step).parameters.values()
-        if any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in given):
+        if _needs_closure(type(part)):
             yield type(part).__name__, "its step() needs a closure; choose an optimizer whose step() takes no argument"
         elif isinstance(part, torch.optim.SparseAdam):
             yield type(part).__name__, "estimates have dense gradients; choose torch.optim.Adam"
+
+
+def _needs_closure(kind: type) -> bool:
+    """Whether ``step`` of a class has required arguments; torch's schedulers replace the method of the object."""
+    if not hasattr(kind, "step"):  # the object passes attributes of another one on
+        return False
+    _, *given = inspect.signature(kind.step).parameters.values()
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in given)
