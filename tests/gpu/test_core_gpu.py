@@ -42,6 +42,15 @@ def test_as_many_orthogonal_tangents_as_parameters_give_the_gradient():
     assert_same(estimate, splitfg.Backprop()(split, x, y))
 
 
+def test_class_weights_may_stay_on_the_cpu():
+    (x, y), weights, found = batch(), torch.arange(7, dtype=torch.float64), []
+    for device in ("cpu", "cuda"):
+        split = network()
+        split.head.output_loss = splitfg.CrossEntropy(class_weights=weights.to(device))
+        found.append(splitfg.FrozenTrunk()(split, x, y))
+    assert_same(*found)
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_the_chunk_does_not_change_the_estimate(chunk):
     split, (x, y) = network(), batch()

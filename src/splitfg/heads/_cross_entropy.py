@@ -184,9 +184,7 @@ class CrossEntropy(OutputLoss):
 
     def _lost_weight_problems(self, counted: Tensor) -> list[str]:
         weights = self.class_weights
-        if weights is None or self.targets_elsewhere or len(weights) <= int(counted.max()):
-            return []
-        if bool(weights[counted].any()):
+        if weights is None or self.targets_elsewhere or bool(self._row_weight(counted, weights.dtype).any()):
             return []
         return ["class_weights is 0 for the class of every target, so the loss is 0/0: skip such batches"]
 
