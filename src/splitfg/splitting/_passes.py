@@ -169,7 +169,10 @@ def away_from_zero(model: nn.Module) -> Iterator[None]:
 
 
 def _is_almost_zero(p: Tensor) -> bool:
-    return p.numel() > 0 and float(p.detach().abs().amax()) < _SMALL * _initial_size(p)
+    if not p.numel():
+        return False
+    low, high = p.detach().aminmax()  # without a copy, and with one wait for a GPU
+    return float(torch.maximum(-low, high)) < _SMALL * _initial_size(p)
 
 
 def _initial_size(p: Tensor) -> float:
