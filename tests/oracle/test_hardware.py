@@ -311,12 +311,21 @@ def test_tensors_that_a_message_cannot_hold_raise_on_either_side(piped):
     assert piped.run((batch()[0],), {}, ["h"])["h"].shape == (7, 6)
 
 
+def test_a_message_keeps_tensors_without_entries():
+    message, sent = io.BytesIO(), torch.empty(0, 3, dtype=torch.int64)
+    send(message, {}, [({"name": "h"}, sent)])
+    [(_, found)] = receive(io.BytesIO(message.getvalue()))[1]
+    assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
+
+
 @pytest.mark.parametrize(
     "message",
     [
         "[1]",
         "ready",
+        '{"tensors": 3}',
         '{"tensors": [3]}',
+        '{"tensors": [{"name": "h", "dtype": ["float32"], "shape": [1]}]}',
         '{"tensors": [{"name": "h", "shape": [1]}]}',
         '{"tensors": [{"name": "h", "dtype": "float32"}]}',
         '{"tensors": [{"name": "h", "dtype": "float32", "shape": [-1]}]}',

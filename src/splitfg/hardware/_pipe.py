@@ -175,8 +175,8 @@ def receive(source: IO[bytes]) -> tuple[dict[str, Any], list[tuple[dict[str, Any
     if not line:
         raise EOFError("the stream has ended")
     head: dict[str, Any] = json.loads(line)
-    if not isinstance(head, dict):
-        raise ValueError("a message is an object in JSON")
+    if not isinstance(head, dict) or not isinstance(head.get("tensors", []), list):
+        raise ValueError("a message is an object in JSON with a list of tensors")
     found = []
     for given in head.get("tensors", []):
         dtype, shape = _described(given)
@@ -184,7 +184,8 @@ def receive(source: IO[bytes]) -> tuple[dict[str, Any], list[tuple[dict[str, Any
         data = bytearray(source.read(count * dtype.itemsize))
         if len(data) < count * dtype.itemsize:
             raise EOFError("the stream ended inside a tensor")
-        found.append((given, torch.frombuffer(data, dtype=dtype).reshape(shape) if count else torch.empty(shape)))
+        values = torch.frombuffer(data, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+        found.append((given, values.reshape(shape)))
     return head, found
 
 
@@ -195,7 +196,7 @@ def _described(given: Any) -> tuple[torch.dtype, list[int]]:
         ValueError: They are missing or wrong.
     """
     name, shape = (given.get("dtype"), given.get("shape")) if isinstance(given, dict) else (None, None)
-    if name not in _DTYPES:
+    if not isinstance(name, str) or name not in _DTYPES:
         raise ValueError(f"dtype {name!r} is unknown; it must be one of {', '.join(_DTYPES)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"shape {shape!r} is no list of sizes")
