@@ -123,7 +123,7 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
 def copied_inputs(x: Inputs) -> tuple[Inputs, Callable[[], list[str]]]:
     """Return copies of a batch, and a function that lists the problem of a pass that has written to them in place."""
     copies: Inputs = pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), x)
-    versions = [(t, t._version) for t in pytree.tree_leaves(copies) if isinstance(t, Tensor) and not t.is_inference()]
+    versions = [(t, t._version) for t in pytree.tree_leaves(copies) if isinstance(t, Tensor)]
 
     def problems() -> list[str]:
         words = "so that every pass of an estimate would get another batch: compute new tensors instead"

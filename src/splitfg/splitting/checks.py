@@ -283,7 +283,7 @@ def _first_use_problems(split: Split, x: Inputs) -> list[str]:
         if problem is None:
             raise
         return [problem]
-    written = [name for name, p in copies.items() if not p.is_inference() and p._version > 0]
+    written = [name for name, p in copies.items() if p._version > 0]
     if written:
         return [f"the trunk writes to its parameters {', '.join(written)} in place: compute new tensors instead"]
     if not isinstance(h, Tensor):
