@@ -300,6 +300,25 @@ class TestState:
             close(dict(s.trunk.state_dict()), expected)
             assert s.trunk[1].num_batches_tracked == step
 
+    @pytest.mark.parametrize("method", ["split_fg", "backprop", "evolution"])
+    def test_statistics_of_a_layer_that_some_passes_skip(self, method):
+        class Skipping(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.norm, self.passes = nn.Linear(3, 4), nn.BatchNorm1d(4), 0
+
+            def forward(self, x):
+                self.passes += 1
+                z = self.layer(x)
+                return z if self.passes % 2 else self.norm(z)
+
+        model = seeded(lambda: nn.Sequential(Skipping(), nn.Tanh(), nn.Linear(4, 3))).double()
+        plain, s = copy.deepcopy(model), split(model)
+        for step in range(1, 5):
+            write_grads(model, ESTIMATORS[method](s, X + step, Y, generator=generator()))
+            plain(X + step)
+            close(dict(model.state_dict()), dict(plain.state_dict()))
+
     @pytest.mark.filterwarnings("ignore:the network draws random numbers")
     @pytest.mark.parametrize("captured", [True, False])
     def test_learners(self, captured):

@@ -66,10 +66,8 @@ class Observed:
         names = {id(module): name for part in reversed(parts) for name, module in part.named_modules()}
         for module in modules_of(parts):
             own = {leaf: id(buffer) for leaf, buffer in module._buffers.items() if buffer is not None}
-            changed = {leaf: key for leaf, key in own.items() if key in ids}
-            if changed:
-                # batch norm counts its passes and not its writes, and a batch may leave the mean over all as it was
-                kept = own if isinstance(module, _NormBase) else changed
+            kept = own if updates_statistics(module) else {leaf: key for leaf, key in own.items() if key in ids}
+            if kept:
                 self._places.setdefault(module, set()).update(kept)
                 found.update(kept.values())
             for leaf, value in vars(module).items():
@@ -87,6 +85,14 @@ class Observed:
             return ()
         ids = self.tensors()
         return tuple(name for name, buffer in module.named_buffers() if id(buffer) in ids)
+
+
+def updates_statistics(module: nn.Module) -> bool:
+    """Whether a module is a norm that writes to all its buffers whenever a pass calls it, and later passes may.
+
+    Torch counts no new version of the statistics, and a batch may leave the mean over all as it was.
+    """
+    return isinstance(module, _NormBase) and module.training and module.track_running_stats
 
 
 def copies(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:

@@ -21,8 +21,10 @@ from splitfg.calling import (
     call,
     computed_anew,
     forward_state,
+    modules_of,
     random_state,
     same_generators,
+    updates_statistics,
 )
 from splitfg.splitting._black_box import ForwardOnlyTrunk
 from splitfg.splitting._masks import TangentMasks
@@ -117,7 +119,8 @@ def observe(parts: Sequence[nn.Module], observed: Observed, run: Callable[[], ob
         " estimates can run several passes on copies of it"
         for what in dict.fromkeys(strangers)
     ]
-    return Traits(not before.same_in_torch(after), bool(state), before.changed_elsewhere(after)), problems
+    stateful = bool(state) or any(map(updates_statistics, modules_of(parts)))  # this pass may skip what later ones call
+    return Traits(not before.same_in_torch(after), stateful, before.changed_elsewhere(after)), problems
 
 
 def copied_inputs(x: Inputs) -> tuple[Inputs, Callable[[], list[str]]]:
