@@ -33,6 +33,7 @@ from splitfg import (
     ResidualPath,
     Role,
     Split,
+    SplitError,
     SplitFG,
     diagnose,
     split,
@@ -315,6 +316,34 @@ class TestState:
         model = seeded(lambda: nn.Sequential(Skipping(), nn.Tanh(), nn.Linear(4, 3))).double()
         plain, s = copy.deepcopy(model), split(model)
         for step in range(1, 5):
+            write_grads(model, ESTIMATORS[method](s, X + step, Y, generator=generator()))
+            plain(X + step)
+            close(dict(model.state_dict()), dict(plain.state_dict()))
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    @pytest.mark.parametrize("method", ["backprop", "evolution", "frozen"])
+    def test_a_mean_that_every_third_pass_updates(self, method, in_place):
+        class Averaging(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer, self.passes = nn.Linear(3, 4), 0
+                self.register_buffer("mean", torch.zeros(4))
+
+            def forward(self, x):
+                self.passes += 1
+                z = self.layer(x)
+                if self.passes % 3 == 0:
+                    new = self.mean.lerp(z.detach().mean(0), 0.1)
+                    self.mean = self.mean.copy_(new) if in_place else new
+                return z
+
+        model = seeded(lambda: nn.Sequential(Averaging(), nn.Tanh(), nn.Linear(4, 3))).double()
+        plain, s = copy.deepcopy(model), split(model)
+        for step in range(1, 7):
+            if in_place and step == 3:
+                with pytest.raises(SplitError, match=r"to the buffer 0\.mean, .* assign a new tensor"):
+                    ESTIMATORS[method](s, X + step, Y, generator=generator())
+                break
             write_grads(model, ESTIMATORS[method](s, X + step, Y, generator=generator()))
             plain(X + step)
             close(dict(model.state_dict()), dict(plain.state_dict()))

@@ -88,6 +88,7 @@ def call(
     places: Places,
     observed: Observed | None = None,
     written: Sequence[str] | None = None,
+    strict: bool = False,
 ) -> Any:
     """Call a module with these parameters in place of its own, and restore what the call assigns in the module.
 
@@ -99,11 +100,15 @@ def call(
         places: The module's :func:`places_of`.
         observed: Observations of earlier passes: the call writes to copies of the buffers that they wrote to.
         written: Names of these buffers, if the call may be compiled, which cannot ask for them.
+        strict: Whether a write in place to another buffer raises an error.
 
     Returns:
         The module's return value.
+
+    Raises:
+        SplitError: There is such a write.
     """
-    with restored(module, observed=observed), eager_parts(module), computed_anew():
+    with restored(module, observed=observed, strict=strict), eager_parts(module), computed_anew():
         if not torch.compiler.is_compiling():
             written = () if observed is None else observed.names(module)
         params = {**copies(module, written or ()), **params}

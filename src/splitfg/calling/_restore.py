@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from splitfg.calling._effects import Observed, modules_of
 from splitfg.calling._generators import same_generators
+from splitfg.errors import raise_if
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _COLLECTIONS = (list, set, deque)
@@ -23,12 +24,20 @@ _CONTAINERS = (*_MAPPINGS, *_COLLECTIONS)
 
 
 @contextmanager
-def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[None]:
+def restored(*parts: nn.Module, observed: Observed | None = None, strict: bool = False) -> Iterator[None]:
     """Restore the attributes of modules after one forward pass, also if it raises.
 
     Covers containers and dataclasses in attributes, such as lists and caches, and the values of buffers that earlier
     passes were observed to write to in place. The attributes that a module's class names in ``outside``, such as a
     device, keep their own state.
+
+    Args:
+        parts: The modules.
+        observed: Observations of earlier passes.
+        strict: Whether a write in place to another buffer, which cannot be undone, raises an error.
+
+    Raises:
+        SplitError: There is such a write.
     """
     if torch.compiler.is_compiling():  # compiled code has side effects only on copies of the attributes
         yield
@@ -38,6 +47,8 @@ def restored(*parts: nn.Module, observed: Observed | None = None) -> Iterator[No
         yield
     finally:
         snapshot.restore()
+    if strict:
+        raise_if(_write_problems(parts, snapshot.missed()))
 
 
 @contextmanager
@@ -129,6 +140,11 @@ class _Snapshot:
             if version_of(tensor) != version or (value is not None and not _equal(tensor, value))
         ]
 
+    def missed(self) -> set[int]:
+        """Return ``id`` of the tensors that were written to in place and not stored."""
+        held = self._tensors.items()
+        return {key for key, (t, version, value) in held if value is None and version_of(t) != version}
+
     def changes(self) -> ForwardState:
         """Return every change since the snapshot."""
         contents = [(kept, kept.copy()) for kept in self._empty if kept]
@@ -153,6 +169,18 @@ class _Snapshot:
             elif not isinstance(value, nn.Parameter):
                 stored = self._stored is None or id(value) in self._stored
                 self._tensors[id(value)] = value, version_of(value), _copied(value) if stored else None
+
+
+def _write_problems(parts: Iterable[nn.Module], missed: set[int]) -> list[str]:
+    if not missed:
+        return []
+    return [
+        f"the forward pass writes in place to the buffer {name}, which the first pass did not: assign a new tensor, as"
+        " in self.mean = self.mean.lerp(new, 0.1), so that estimates can run several passes"
+        for part in parts
+        for name, buffer in part.named_buffers()
+        if id(buffer) in missed
+    ]
 
 
 class _Role(Enum):

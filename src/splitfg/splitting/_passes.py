@@ -48,10 +48,12 @@ class Passes:
     Attributes:
         observed: Observations of earlier passes.
         seed: Of the random numbers of every pass in one step; ``None`` outside a step.
+        strict: Whether writes in place to buffers that earlier passes left alone raise an error, as in a step.
     """
 
     observed: Observed = field(default_factory=Observed)
     seed: int | None = None
+    strict: bool = False
 
     def seeded(self, seed: int) -> Passes:
         """Return passes that all draw the same random numbers."""
@@ -69,7 +71,16 @@ class Passes:
     ) -> Any:
         """Call a trunk functionally; see ``call``."""
         with self.drawing(trunk.parameters()):
-            return call(trunk, params, args, kwargs, places=places, observed=self.observed, written=written)
+            return call(
+                trunk,
+                params,
+                args,
+                kwargs,
+                places=places,
+                observed=self.observed,
+                written=written,
+                strict=self.strict,
+            )
 
     @contextmanager
     def drawing(self, tensors: Iterable[Tensor]) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -129,6 +130,8 @@ class Split(SplitParameters):
             return self
         present = copy.copy(self)
         present._flags, present._form, present._listed = self.training_flags(), form_of(x), self._named()
+        # passes of a device are not observed
+        present._passes = replace(self._passes, strict=not isinstance(self.trunk, ForwardOnlyTrunk))
         present._source = None if self._source is None else self._source.at_present(x)
         return present
 
