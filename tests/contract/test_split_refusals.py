@@ -1,5 +1,8 @@
 """Cuts that cannot work are refused, with what to do."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from _cuts import ByValue, Deep, PostProcessed, Skipping, built
@@ -154,3 +157,41 @@ class TestRefusals:
     def test_nothing_to_train(self):
         with pytest.raises(SplitError, match="no parameter requires a gradient"):
             Split(nn.Linear(3, 3).requires_grad_(False), LinearHead(nn.Linear(3, 2).requires_grad_(False)))
+
+
+class TestUsesAsAModule:
+    def test_a_method_of_modules_names_that_of_the_model(self):
+        network = split(Deep())
+        for name in ("parameters", "named_parameters", "train", "eval", "to", "state_dict", "training", "zero_grad"):
+            with pytest.raises(AttributeError, match=rf"not a module and has no '{name}': use split\.model\.{name}"):
+                getattr(network, name)
+        with pytest.raises(AttributeError, match=r"parameter_groups\(split, lr=\.\.\.\)"):
+            torch.optim.Adam(network.parameters())
+        with pytest.raises(AttributeError, match=r"use split\.predict\(x\)"):
+            network.forward(noise(4, 4))
+
+    def test_a_call_names_predict(self):
+        with pytest.raises(TypeError, match=r"use split\.predict\(x\)"):
+            split(Deep())(noise(4, 4))
+
+    def test_other_names_and_errors_of_properties_are_pythons(self):
+        class Broken(Split):
+            @property
+            def broken(self):
+                raise AttributeError("inside")
+
+        network = Broken(nn.Linear(2, 3), LinearHead(nn.Linear(3, 2)))
+        with pytest.raises(AttributeError, match="inside"):
+            _ = network.broken
+        with pytest.raises(AttributeError, match=r"^'Broken' object has no attribute 'modle'") as raised:
+            _ = network.modle
+        assert (raised.value.name, raised.value.obj) == ("modle", network)  # for Python's suggestion, .model
+
+    def test_splits_are_no_modules_to_functions_that_ask(self):
+        network = split(Deep())
+        assert not any(hasattr(network, name) for name in ("parameters", "train", "forward", "__deepcopy__"))
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+    def test_copies_predict_the_same(self, copied):
+        network, x = Split(nn.Linear(4, 3), LinearHead(nn.Linear(3, 2))), noise(5, 4).float()
+        torch.testing.assert_close(copied(network).predict(x), network.predict(x))

@@ -242,7 +242,7 @@ _DRAWS = "draw from it in all processes or in none"
 
 def _problems(estimator: object, ranks: Ranks, check_every: int | None) -> list[str]:
     found = []
-    if not callable(estimator) or isinstance(estimator, type):
+    if not callable(estimator) or isinstance(estimator, type | Split):
         found.append(f"estimator must be an Estimator, got {estimator!r}: pass an object such as SplitFG(K=8)")
     if check_every is not None and check_every < 1:
         found.append(f"check_every must be at least 1 (or None), got {check_every}")

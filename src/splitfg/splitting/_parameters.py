@@ -13,10 +13,11 @@ from splitfg.splitting._joined import Joined
 from splitfg.splitting._padding import still_rows
 from splitfg.splitting._replace import names_of
 from splitfg.splitting._roles import Role, Tied, policy
+from splitfg.splitting._unlike_module import UnlikeModule
 from splitfg.types import Params
 
 
-class SplitParameters:
+class SplitParameters(UnlikeModule):
     """The parameters of a trunk and a head, by role and by name; :class:`Split` documents the arguments."""
 
     def __init__(self, trunk: nn.Module, head: Head, tied: Tied | str | None, model: nn.Module | None) -> None:
