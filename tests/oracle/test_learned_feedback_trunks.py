@@ -7,12 +7,13 @@ from _learning import taught
 from _toolkit import DOUBLE, generator
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 import splitfg
 from splitfg import LearnedFeedback, LinearHead, Split, SplitError
 from splitfg.feedback import Direct, Relay
 from splitfg.models import MLP
-from splitfg.sites import _rule_table, register_rule
+from splitfg.sites import _rule_table, has_layer_gradients, register_rule
 
 ROWS = 40
 
@@ -106,7 +107,28 @@ def codebook():
     return trunk
 
 
+def accumulated(m, x):
+    """Sums into constants, as loops over experts and messages of graphs do."""
+    held = x.new_zeros(len(x), 5)
+    for part in (m.a(x), m.c(x)):
+        held += part.tanh()
+    nodes = torch.arange(len(x)).flip(0)
+    return m.c(held) + torch.zeros_like(held).index_add_(0, nodes, m.a(held))
+
+
 EXACT = {
+    "sums into constants": two(accumulated),
+    "convolutions with padding by name": lambda: Trunk(
+        lambda m, x: m.t(m.s(m.c(x)[:, None, :, None].expand(-1, 1, 5, 5)).tanh()).mean(-1).flatten(1),
+        s=nn.Conv2d(1, 2, (3, 5), padding="same", dilation=(2, 1)),
+        t=nn.Conv2d(2, 1, (1, 2), padding="valid"),
+        c=nn.Linear(5, 5),
+    ),
+    "resizing": lambda: Trunk(
+        lambda m, x: F.interpolate(m.t(m.c(x)[:, None]), scale_factor=1.4).flatten(1)[:, :5],
+        t=nn.Conv1d(1, 2, 3, padding="same"),
+        c=nn.Linear(5, 5),
+    ),
     "a codebook": codebook,
     "layers that share a weight": shared_weight,
     "a layer called three times": called_three_times,
@@ -280,7 +302,7 @@ RAISES = {
         lambda: Trunk(
             lambda m, x: m.t(x[:, None, :, None]).flatten(1) + m.c(x), t=nn.ConvTranspose2d(1, 1, 1), c=nn.Linear(5, 5)
         ),
-        "conv_transpose2d multiplies by a parameter outside a layer",
+        r"conv_transpose2d multiplies by a parameter outside a layer.*use nn\.Upsample and nn\.Conv2d",
     ),
     "reflected padding": (
         lambda: Trunk(
@@ -288,7 +310,7 @@ RAISES = {
             t=nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
             c=nn.Linear(5, 5),
         ),
-        "conv2d multiplies by a parameter outside a layer",
+        "conv2d multiplies by a parameter outside a layer.*padded evenly by zeros",
     ),
     "attention modules": (
         lambda: Trunk(
@@ -310,6 +332,11 @@ def test_an_error_instead_of_a_wrong_gradient(name):
     split = network(make)
     with pytest.raises(SplitError, match=match):
         LearnedFeedback()(split, inputs(), targets(), generator=generator())
+
+
+def test_convolutions_that_pad_unevenly_are_no_layers():
+    assert has_layer_gradients(nn.Conv1d(1, 1, 3, padding="same"))
+    assert not has_layer_gradients(nn.Conv1d(1, 1, 4, padding="same"))
 
 
 def test_a_rule_that_forgets_an_input_raises(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from splitfg.feedback._map_rules import DeltaRule, MapRule
 from splitfg.feedback._responses import Noise, NoiseInTurn, Response, white_noise
 from splitfg.feedback._route import Route, Shares, read_places
 from splitfg.numerics import widened
-from splitfg.sites import Operation, Tape, layer_operations
+from splitfg.sites import Operation, Tape, convolution_geometry, layer_operations
 from splitfg.types import Params
 
 _ROWS = 4
@@ -113,9 +113,8 @@ class Relay(Route):
         module, a = _module(operation), operation.input
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             weight = self._map(operation.name, _map_shape(module), delta).to(delta.dtype)
-            geometry = (module.stride, module.padding, module.dilation, module.groups)
             formula = conv1d_input if isinstance(module, nn.Conv1d) else conv2d_input
-            share: Tensor = formula(a.shape, weight.reshape(module.weight.shape), delta, *geometry)
+            share: Tensor = formula(a.shape, weight.reshape(module.weight.shape), delta, *convolution_geometry(module))
             return share
         m = self._map(operation.name, (1, delta.shape[-1], a.shape[-1]), delta).to(delta.dtype)
         return (delta @ m[0]).sum_to_size(a.shape)
@@ -137,8 +136,7 @@ def _convolved_change(rule: DeltaRule, module: nn.Conv2d, m: Tensor, da: Tensor,
     The same number as :meth:`DeltaRule.change` for the patches of ``da`` as rows, but for the scale of the noise, which
     is taken over the pixels instead of the padded patches.
     """
-    geometry: tuple[Any, ...] = (module.stride, module.padding, module.dilation, module.groups)
-    shape = module.weight.shape
+    geometry, shape = convolution_geometry(module), module.weight.shape
     predicted = F.conv2d(da, m.reshape(shape), None, *geometry)
     rest = dz.sub_(predicted) if fresh else dz - predicted
     product: Tensor = conv2d_weight(da, shape, rest, *geometry)
@@ -170,11 +168,10 @@ def _rows(module: nn.Module, da: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
 
 def _patches(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> Tensor:
     """Inputs of every output of a convolution: ``(groups, samples * pixels, in * kh * kw)``."""
-    assert not isinstance(module.padding, str)  # such layers have no closed form
     if isinstance(module, nn.Conv1d):  # as an image of one line
         a = a.unsqueeze(2)
     (kh, kw), (dh, dw), (sh, sw) = ((1, *n)[-2:] for n in (module.kernel_size, module.dilation, module.stride))
-    ph, pw = (0, *module.padding)[-2:]
+    ph, pw = (0, *convolution_geometry(module)[1])[-2:]
     padded = F.pad(a, (pw, pw, ph, ph))
     windows = padded.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)[..., ::dh, ::dw]
     grouped: Tensor = windows.unflatten(1, (module.groups, -1))  # (B, groups, in, H, W, kh, kw)

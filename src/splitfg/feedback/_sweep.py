@@ -33,6 +33,12 @@ _PRODUCTS = (
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
 )
 
+_CURES = {
+    "conv": "use nn.Conv1d or nn.Conv2d, padded evenly by zeros",
+    "conv_transpose": "use nn.Upsample and nn.Conv2d",
+}
+"""What to use in place of a product, by the function's name without its number of dimensions."""
+
 
 @dataclass(frozen=True)
 class Swept:
@@ -159,7 +165,7 @@ class _Pass:
 
     def _rule(self, operation: Operation, delta: Any) -> None:
         rule = rule_for(operation)
-        weighted = operation.name in _PRODUCTS and any(id(t) in self._weights for t in operation.args)
+        weighted = operation.name in _PRODUCTS and any(id(t) in self._weights for t in _inputs(operation))
         if rule is None or weighted:
             raise SplitError([_problem(operation, weighted)])
         try:
@@ -224,9 +230,10 @@ def _widened(delta: Any, operation: Operation) -> Any:
 
 def _problem(operation: Operation, weighted: bool) -> str:
     if weighted or operation.name in _PRODUCTS:
+        cure = _CURES.get(operation.name.rstrip("123d"), "use nn.Linear or nn.Conv2d")
         return (
-            f"{operation} multiplies by a parameter outside a layer, whose feedback cannot be learned: use nn.Linear or"
-            " nn.Conv2d, or a module with layer_gradients(a, delta)"
+            f"{operation} multiplies by a parameter outside a layer, whose feedback cannot be learned: {cure}, or a"
+            " module with layer_gradients(a, delta)"
         )
     return (
         f"{operation} has no closed-form pullback: add one with splitfg.sites.register_rule({operation.name!r}, ...),"

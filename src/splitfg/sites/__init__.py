@@ -21,7 +21,15 @@ from splitfg.sites._blocks import (
     top_shape,
 )
 from splitfg.sites._explained import activity_problems
-from splitfg.sites._layers import LocalLayer, added_gradient, has_layer_gradients, is_linear, layer_gradients, under
+from splitfg.sites._layers import (
+    LocalLayer,
+    added_gradient,
+    convolution_geometry,
+    has_layer_gradients,
+    is_linear,
+    layer_gradients,
+    under,
+)
 from splitfg.sites._lean_tape import record_lean_tape
 from splitfg.sites._lookups import TableRows, looks_up_few, lookup_gradient
 from splitfg.sites._nested import leaves
@@ -76,6 +84,7 @@ __all__ = [
     "block_params",
     "block_points",
     "block_states",
+    "convolution_geometry",
     "each_row",
     "entries",
     "find_blocks",

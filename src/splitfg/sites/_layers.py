@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ def has_layer_gradients(module: nn.Module) -> bool:
     if type(module) in _LAYERS and module._parameters.get("weight") is None:  # computed from others, as by weight_norm
         return False
     if isinstance(module, nn.Conv1d | nn.Conv2d) and type(module) in _LAYERS:
-        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return module.padding_mode == "zeros" and _padding(module) is not None
     return type(module) in _LAYERS or is_conv1d(module) or is_norm(module) or isinstance(module, LocalLayer)
 
 
@@ -52,7 +52,7 @@ def layer_gradients(module: nn.Module, a: Tensor, delta: Tensor) -> Params:
 
     Args:
         module: ``nn.Linear``, ``nn.Embedding`` (δ goes to the rows that were looked up), ``nn.Conv1d`` or
-            ``nn.Conv2d`` padded by numbers of zeros, the ``Conv1D`` of transformers, a norm, or a :class:`LocalLayer`.
+            ``nn.Conv2d`` padded evenly by zeros, the ``Conv1D`` of transformers, a norm, or a :class:`LocalLayer`.
         a: The layer's input.
         delta: δ, with the shape of the output.
 
@@ -112,8 +112,24 @@ def under(name: str, own: Params) -> Params:
     return {f"{name}.{parameter}" if name else parameter: g for parameter, g in own.items()}
 
 
+def convolution_geometry(module: nn.Conv1d | nn.Conv2d) -> tuple[Any, Any, Any, int]:
+    """Return stride, padding in numbers, dilation and groups of a convolution that has layer gradients."""
+    padding = _padding(module)
+    assert padding is not None
+    return module.stride, padding, module.dilation, module.groups
+
+
+def _padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, ...] | None:
+    """Return the zeros on both sides of every dimension; ``None`` if the two sides differ, as "same" may want."""
+    if not isinstance(module.padding, str):
+        return tuple(module.padding)
+    spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    if module.padding == "valid":
+        return (0,) * len(spans)
+    return None if any(span % 2 for span in spans) else tuple(span // 2 for span in spans)
+
+
 def _conv_weight(module: nn.Conv1d | nn.Conv2d, a: Tensor, delta: Tensor) -> Tensor:
-    geometry = (module.stride, module.padding, module.dilation, module.groups)
     formula = conv1d_weight if isinstance(module, nn.Conv1d) else conv2d_weight
-    weight: Tensor = formula(a, module.weight.shape, delta, *geometry)
+    weight: Tensor = formula(a, module.weight.shape, delta, *convolution_geometry(module))
     return weight

@@ -57,7 +57,7 @@ class _Recorder(TorchFunctionMode):
         self._store, self._trained, self._alter = store, trained, alter
         named = [*trunk.named_parameters(), *trunk.named_buffers()]
         self._weights = {id(t): name for name, t in named if t.ndim == 2}
-        self._written: dict[int, Tensor] = {}
+        self._written: dict[int, tuple[Tensor, str]] = {}
         self.inside = 0
         self.callers: list[str] = []
 
@@ -66,11 +66,11 @@ class _Recorder(TorchFunctionMode):
         if self.inside:
             return func(*args, **kwargs)
         given = tensors_in((args, kwargs))
+        self.require_unwritten(given)
         if not any(self._depends(t) for t in given):
             return func(*args, **kwargs)
-        self.require_unwritten(given)
         plain = _OUT_OF_PLACE.get(getattr(func, "__name__", ""))
-        if plain is not None and self._depends(args[0]):
+        if plain is not None:
             return self._written_aside(plain, args, kwargs)
         if operation_name(func) in _DROPOUTS:
             return self._dropped(func, args, kwargs)
@@ -95,17 +95,18 @@ class _Recorder(TorchFunctionMode):
         output = plain(*args, **kwargs)
         if output.dtype != args[0].dtype or output.shape != args[0].shape:
             raise SplitError([self._in_place(operation_name(plain))])
-        self.mark_written(args[0])
+        self.mark_written(args[0], operation_name(plain))
         return self.record(Operation(operation_name(plain), None, tuple(args), kwargs, output), active=True)
 
-    def mark_written(self, t: Tensor) -> None:
-        """Remember a tensor that the trunk writes over: its memory holds the value from before."""
-        self._written[_memory(t)] = t
+    def mark_written(self, t: Tensor, name: str) -> None:
+        """Remember a tensor that an operation of the trunk writes over: its memory holds the value from before."""
+        self._written[_memory(t)] = t, name
 
     def require_unwritten(self, given: Sequence[Tensor]) -> None:
         """Raise an error if the trunk reads memory that it has written over."""
-        if self._written and any(_memory(t) in self._written for t in given):
-            raise SplitError([self._in_place("and reads what was there")])
+        for t in given if self._written else ():
+            if _memory(t) in self._written:
+                raise SplitError([self._in_place(self._written[_memory(t)][1])])
 
     def _dropped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record dropout as the product with its mask, which the same random numbers give for an input of ones."""
@@ -115,7 +116,7 @@ class _Recorder(TorchFunctionMode):
         if mask is ones:  # evaluation mode
             return x
         if _drops_in_place(args, kwargs):
-            self.mark_written(x)
+            self.mark_written(x, operation_name(func))
         return self.record(Operation("mul", None, (x, mask), {}, x * mask), active=True)
 
     def _in_parts(self, attention: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -231,7 +232,7 @@ def _left(mode: _Recorder, name: str, own: Sequence[Tensor], copied: list[Tensor
             return None
         if copied:
             args = (copied.pop(), *args[1:])
-            mode.mark_written(args[0])
+            mode.mark_written(args[0], name)
         if any(p is not q for p, q in zip(module.parameters(), own, strict=True)):
             raise SplitError(
                 [
@@ -265,6 +266,7 @@ _OPERATORS = {"truediv": "div", "rtruediv": "rdiv", "radd": "add", "rmul": "mul"
 _OUT_OF_PLACE: dict[str, Any] = {
     **{f"__i{name}__": getattr(torch.Tensor, f"__{name}__") for name in ("add", "sub", "mul", "truediv")},
     **{f"{name}_": getattr(torch.Tensor, name) for name in ("add", "sub", "mul", "div", "masked_fill", "clamp")},
+    **{f"{name}_": getattr(torch.Tensor, name) for name in ("index_add", "scatter", "scatter_add")},
 }
 """Operations that write over their first argument, each with the one that returns a new tensor."""
 

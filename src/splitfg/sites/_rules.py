@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # imported for the rules that they define
-from splitfg.sites import _rules_moves, _rules_products  # noqa: F401
+from splitfg.sites import _rules_indexed, _rules_moves, _rules_norms, _rules_pools, _rules_products  # noqa: F401
 from splitfg.sites._rule_table import RULES, Rule
 from splitfg.sites._rules_elementwise import pull_back_activation
 from splitfg.sites._tape import ACTIVATIONS, Operation

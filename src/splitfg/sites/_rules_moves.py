@@ -1,9 +1,8 @@
-"""Pullbacks of functions that move entries around, and of pooling."""
+"""Pullbacks of functions that move entries around."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -93,12 +92,6 @@ def _pixel_unshuffle(operation: Operation, delta: Tensor) -> Pulled:
     yield operation.input, F.pixel_shuffle(delta, argument(operation, 1, "downscale_factor", 1))
 
 
-@rule("index_select", inputs=False, output=False)
-def _index_select(operation: Operation, delta: Tensor) -> Pulled:
-    dim, index = argument(operation, 1, "dim", 0), argument(operation, 2, "index", None)
-    yield operation.input, torch.zeros_like(operation.input).index_add_(dim, index, delta)
-
-
 @rule("permute", inputs=False, output=False)
 def _permute(operation: Operation, delta: Tensor) -> Pulled:
     x, rest, _ = first_and_rest(operation)
@@ -156,38 +149,3 @@ def _pad(operation: Operation, delta: Tensor) -> Pulled:
         if min(sizes) < 0:
             raise NotImplementedError("negative padding: use slices")
     yield x, delta
-
-
-@rule("gather", inputs=False, output=False)
-def _gather(operation: Operation, delta: Tensor) -> Pulled:
-    x, dim, index = operation.input, argument(operation, 1, "dim", None), argument(operation, 2, "index", None)
-    yield x, torch.zeros_like(x).scatter_add_(dim, index, delta)
-
-
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", inputs=False, output=False)
-def _global_pool(operation: Operation, delta: Tensor) -> Pulled:
-    x, pooled = operation.input, operation.output.shape[-1 if operation.name.endswith("1d") else -2 :]
-    if pooled.numel() > 1:
-        raise NotImplementedError("adaptive pooling to more than one pixel: use avg_pool2d")
-    yield x, (delta / (x.numel() / operation.output.numel())).expand(x.shape)
-
-
-@rule("avg_pool2d")
-def _avg_pool(operation: Operation, delta: Tensor) -> Pulled:
-    pair: Callable[[Any], list[int]] = lambda v: [v, v] if isinstance(v, int) else list(v)  # noqa: E731
-    size = pair(argument(operation, 1, "kernel_size", None))
-    stride = argument(operation, 2, "stride", None)
-    padding = pair(argument(operation, 3, "padding", 0))
-    ceil, counted = argument(operation, 4, "ceil_mode", False), argument(operation, 5, "count_include_pad", True)
-    steps = size if stride is None else pair(stride)
-    x, backward = operation.input, torch.ops.aten.avg_pool2d_backward
-    yield x, backward(delta, x, size, steps, padding, ceil, counted, argument(operation, 6, "divisor_override", None))
-
-
-@rule("max_pool2d", "boolean_dispatch", "fn", output=False)
-def _max_pool(operation: Operation, delta: Tensor) -> Pulled:
-    x, rest, settings = first_and_rest(operation)
-    settings.pop("return_indices", None)
-    _, indices = F.max_pool2d(x, *rest[:5], **settings, return_indices=True)
-    share = torch.zeros_like(x).flatten(-2)
-    yield x, share.scatter_add_(-1, indices.flatten(-2), delta.flatten(-2)).view(x.shape)

@@ -1,7 +1,8 @@
-"""Pullbacks of products, norms, look-ups and reductions over activations."""
+"""Pullbacks of products, look-ups and reductions over activations."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,42 @@ def _baddbmm(operation: Operation, delta: Tensor) -> Pulled:
     yield b, a.mT @ scaled
 
 
+@rule("einsum", output=False)
+def _einsum(operation: Operation, delta: Tensor) -> Pulled:
+    equation, *given = operation.args
+    operands = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
+    if not isinstance(equation, str):
+        raise NotImplementedError("lists of dimensions: pass an equation as a string")
+    terms, result = _letters(equation, operands)
+    if any(len(set(term)) < len(term) for term in terms):
+        raise NotImplementedError("a letter twice in one operand: use diagonal")
+    for i, (x, term) in enumerate(zip(operands, terms, strict=True)):
+        others, read = [*operands[:i], *operands[i + 1 :]], [*terms[:i], *terms[i + 1 :]]
+        kept = "".join(c for c in term if c in "".join([result, *read]))
+        share = torch.einsum(f"{','.join([result, *read])}->{kept}", delta, *others)
+        for place, letter in enumerate(term):  # a dimension that is summed alone
+            share = (
+                share
+                if letter in kept
+                else share.unsqueeze(place).expand(*share.shape[:place], x.shape[place], *share.shape[place:])
+            )
+        yield x, summed_to(share, x)
+
+
+def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]:
+    """Return the letters of every operand and of the result of an equation, without ellipsis and implicit result."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    free = [c for c in string.ascii_letters if c not in equation]
+    terms = left.split(",")
+    covered = [x.ndim - len(t) + 3 if "..." in t else 0 for t, x in zip(terms, operands, strict=True)]
+    shared = "".join(free[: max(covered)])
+    if not arrow:
+        once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+        right = ("..." if "..." in left else "") + "".join(once)
+    named = [t.replace("...", shared[len(shared) - n :]) for t, n in zip(terms, covered, strict=True)]
+    return named, right.replace("...", shared)
+
+
 @rule("log_softmax", inputs=False)
 def _log_softmax(operation: Operation, delta: Tensor) -> Pulled:
     dim = _softmax_dim(operation)
@@ -43,16 +80,6 @@ def _logsumexp(operation: Operation, delta: Tensor) -> Pulled:
         for d in sorted([dim % x.ndim] if isinstance(dim, int) else [d % x.ndim for d in dim]):
             delta, output = delta.unsqueeze(d), output.unsqueeze(d)
     yield x, delta * (x - output).exp()
-
-
-@rule("normalize")
-def _normalize(operation: Operation, delta: Tensor) -> Pulled:
-    x, y, dim = operation.input, operation.output, argument(operation, 2, "dim", 1)
-    if argument(operation, 1, "p", 2.0) != 2:
-        raise NotImplementedError("a norm other than the Euclidean: set p=2")
-    eps, norm = argument(operation, 3, "eps", 1e-12), x.norm(dim=dim, keepdim=True)
-    along = torch.where(norm > eps, (delta * y).sum(dim, keepdim=True), 0)
-    yield x, (delta - along * y) / norm.clamp_min(eps)
 
 
 @rule("cumsum", inputs=False, output=False)
@@ -115,38 +142,6 @@ def _embedding(operation: Operation, delta: Tensor) -> Pulled:
         raise NotImplementedError("embeddings scaled by frequency: set scale_grad_by_freq to False")
     row = -1 if padding is None else padding % len(weight)
     yield weight, torch.ops.aten.embedding_dense_backward(delta, tokens, len(weight), row, False)
-
-
-@rule("batch_norm", output=False)
-def _batch_norm(operation: Operation, delta: Tensor) -> Pulled:
-    x, names = operation.input, ("running_mean", "running_var", "weight", "bias", "training")
-    mean, variance, weight, bias, training = (argument(operation, i, n, None) for i, n in enumerate(names, start=1))
-    over, shape = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
-    if training:
-        variance, mean = torch.var_mean(x, over, correction=0)
-    scale = (variance + argument(operation, 7, "eps", 1e-5)).rsqrt().view(shape)
-    normed, g = (x - mean.view(shape)) * scale, delta if weight is None else delta * weight.view(shape)
-    centred = g - g.mean(over, keepdim=True) - normed * (g * normed).mean(over, keepdim=True) if training else g
-    yield x, scale * centred
-    if weight is not None:
-        yield weight, (delta * normed).sum(over)
-    if bias is not None:
-        yield bias, delta.sum(over)
-
-
-@rule("layer_norm", output=False)
-def _layer_norm(operation: Operation, delta: Tensor) -> Pulled:
-    x, shape = operation.input, argument(operation, 1, "normalized_shape", ())
-    weight, bias = argument(operation, 2, "weight", None), argument(operation, 3, "bias", None)
-    over = tuple(range(-len(shape), 0))
-    variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
-    scale = (variance + argument(operation, 4, "eps", 1e-5)).rsqrt()
-    normed, g = (x - mean) * scale, delta if weight is None else delta * weight
-    yield x, scale * (g - g.mean(over, keepdim=True) - normed * (g * normed).mean(over, keepdim=True))
-    if weight is not None:
-        yield weight, summed_to(delta * normed, weight)
-    if bias is not None:
-        yield bias, summed_to(delta, bias)
 
 
 @rule("mean", inputs=False, output=False)
