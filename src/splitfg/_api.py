@@ -31,6 +31,7 @@ from splitfg.heads import (
     OutputLoss as OutputLoss,
     ProbedHead as ProbedHead,
     ReverseModeHead as ReverseModeHead,
+    RowLoss as RowLoss,
     SquaredError as SquaredError,
 )
 from splitfg.learners import (

@@ -6,6 +6,7 @@ from splitfg.heads._linear import LinearHead, has_closed_form
 from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries
 from splitfg.heads._probed import ProbedHead
 from splitfg.heads._reverse import ReverseModeHead
+from splitfg.heads._row_loss import RowLoss
 from splitfg.heads._slopes import CurvedLoss, head_slopes
 from splitfg.heads._squared_error import SquaredError
 
@@ -19,6 +20,7 @@ __all__ = [
     "ReverseModeHead",
     "RowData",
     "RowEntries",
+    "RowLoss",
     "SquaredError",
     "has_closed_form",
     "head_slopes",

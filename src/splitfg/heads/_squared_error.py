@@ -11,6 +11,8 @@ from splitfg.heads._output_loss import OutputLoss, RowData, RowEntries, shape_pr
 class SquaredError(OutputLoss):
     """Half squared error, L = 1/(2N) Σ_n ‖ŷ_n - y_n‖², with δ = (ŷ - y) / N and N the number of rows.
 
+    With C outputs this is C / 2 times ``nn.MSELoss``, which takes the mean over outputs too; ``RowLoss`` computes that.
+
     The target has the shape of the outputs; with a single output its last dimension may be omitted.
 
     Example:

@@ -43,7 +43,10 @@ def part_problems(trunk: object, head: object) -> list[str]:
     if isinstance(loss, type):
         found.append(f"the loss is the class {loss.__name__}: pass an instance, CrossEntropy() or SquaredError()")
     elif not isinstance(loss, OutputLoss):
-        found.append(f"the loss is {type(loss).__name__}: use splitfg's CrossEntropy() or SquaredError()")
+        found.append(
+            f"the loss is {type(loss).__name__}: use splitfg's CrossEntropy() or SquaredError(), or RowLoss(f) with a"
+            " function f(outputs, target) that returns one loss per row"
+        )
     return found
 
 
