@@ -78,6 +78,38 @@ class Functional(nn.Module):
         return F.linear(x, self.weights[2], torch.cat([self.part, torch.zeros_like(self.part)])).mean(1)
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer from a state that is computed, whose outputs and last states all act on h."""
+
+    def __init__(self, kind, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        self.read, self.layer = nn.Linear(8, 8).double(), kind(8, 8, **settings).double()
+        self.begin = nn.Linear(8, 8).double()
+
+    def forward(self, x):
+        ways, batch_first = self.layer.num_layers * (1 + self.layer.bidirectional), self.layer.batch_first
+        state = self.begin(x[:, 0]).expand(ways, -1, -1)
+        given = (state, state.tanh()) if isinstance(self.layer, nn.LSTM) else state
+        steps = self.read(x) if batch_first else self.read(x).transpose(0, 1)
+        outputs, last = self.layer(steps, given)
+        last = sum(last) if isinstance(last, tuple) else last
+        return outputs.sum(1 if batch_first else 0).unflatten(-1, (-1, 8)).mean(1) + last.mean(0)
+
+
+class Cell(nn.Module):
+    def __init__(self, kind, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        self.read, self.cell = nn.Linear(8, 8).double(), kind(8, 8, **settings).double()
+
+    def forward(self, x):
+        state = None
+        for step in self.read(x).unbind(1):
+            state = self.cell(step, state)
+        return sum(state) if isinstance(state, tuple) else state
+
+
 def frozen(trunk, *parts):
     for part in parts:
         trunk.get_parameter(part).requires_grad_(False)
@@ -92,6 +124,16 @@ TRUNKS = {
     "encoder, norms first": lambda: Encoder(norm_first=True),
     "encoder, norms last": lambda: Encoder(activation="gelu"),
     "decoder": Decoder,
+    "gru": lambda: Recurrent(nn.GRU),
+    "gru both ways": lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True, batch_first=True),
+    "lstm": lambda: Recurrent(nn.LSTM, num_layers=2, batch_first=True),
+    "lstm without biases": lambda: Recurrent(nn.LSTM, bias=False, bidirectional=True),
+    "rnn": lambda: Recurrent(nn.RNN),
+    "rnn of relus": lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=2),
+    "gru cell": lambda: Cell(nn.GRUCell),
+    "lstm cell": lambda: Cell(nn.LSTMCell, bias=False),
+    "rnn cell": lambda: Cell(nn.RNNCell, nonlinearity="relu"),
+    "a frozen recurrence": lambda: frozen(Recurrent(nn.GRU), "layer.weight_hh_l0", "layer.bias_hh_l0"),
     "functions": Functional,
     "a frozen function": lambda: frozen(Functional(), "weights.1"),
     "a frozen weight": lambda: frozen(Functional(), "weights.0"),
@@ -114,6 +156,39 @@ def test_a_sweep_by_the_exact_route_is_backpropagation(name):
     assert set(grads) == {n for n, p in trunk.named_parameters() if p.requires_grad}
     for n, g in grads.items():
         torch.testing.assert_close(g, expected[f"trunk.{n}"], msg=n)
+
+
+def test_a_recurrent_layer_learns_its_maps():
+    torch.manual_seed(0)
+    split = splitfg.Split(Recurrent(nn.LSTM, batch_first=True), splitfg.LinearHead(nn.Linear(8, 3).double()))
+    x, y = noise(32, 5, 8), torch.arange(32) % 3
+    found = errors(split, taught(LearnedFeedback(), split, x, y, 40), x, y)
+    assert max(found.values()) < 1e-4, found
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.LSTM(8, 8, proj_size=4, batch_first=True), "proj_size"),
+        (nn.GRU(8, 4, batch_first=True), "packed sequences; pad them"),
+    ],
+    ids=["projection", "packed"],
+)
+def test_recurrent_layers_without_a_closed_form_raise(layer, words):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            if isinstance(layer, nn.LSTM):
+                return self.layer(x)[0][:, -1]
+            packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 4, 2]), batch_first=True)
+            return self.layer(packed)[1][-1]
+
+    split = splitfg.Split(Last().double(), splitfg.LinearHead(nn.Linear(4, 3).double()))
+    with pytest.raises(SplitError, match=f"the layer has no closed form for {words}"):
+        LearnedFeedback()(split, noise(4, 5, 8), torch.arange(4) % 3, generator=generator())
 
 
 class DotProduct(nn.Module):

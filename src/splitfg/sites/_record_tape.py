@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from splitfg.errors import SplitError
 from splitfg.numerics import outside_inference_mode
 from splitfg.sites._functional import attention_in_parts, dot_product_in_parts, linear_arguments, linear_layer
 from splitfg.sites._nested import mapped, tensors_in
+from splitfg.sites._recurrent import is_recurrent, recurrent_in_parts
 from splitfg.sites._tape import Alter, Operation, Store, Tape, is_activation, is_differentiable, is_leaf
 from splitfg.splitting import original
 
@@ -78,6 +79,8 @@ class _Recorder(TorchFunctionMode):
             return self._in_parts(attention_in_parts, args, kwargs)
         if func is F.scaled_dot_product_attention and (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)):
             return self._in_parts(dot_product_in_parts, args, kwargs)
+        if is_recurrent(operation_name(func)):
+            return self._in_parts(partial(recurrent_in_parts, operation_name(func)), args, kwargs, "the layer")
         if func is F.linear and id(linear_arguments(args, kwargs)[1]) in self._weights:
             return self._linear(*linear_arguments(args, kwargs))
         # a constant that an activation is written into would hide it from the tape, so constants count too
@@ -119,13 +122,13 @@ class _Recorder(TorchFunctionMode):
             self.mark_written(x, operation_name(func))
         return self.record(Operation("mul", None, (x, mask), {}, x * mask), active=True)
 
-    def _in_parts(self, attention: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record attention as the functions that it consists of."""
+    def _in_parts(self, function: Callable[..., Any], args: Any, kwargs: Any, kind: str = "attention") -> Any:
+        """Record attention, or a recurrent layer, as the functions that it consists of."""
         try:
             with self:
-                return attention(*args, **kwargs)
+                return function(*args, **kwargs)
         except NotImplementedError as error:
-            words = f"attention has no closed form for {error}: leave these settings out, or use SplitFG()"
+            words = f"{kind} has no closed form for {error}: leave these settings out, or use SplitFG()"
             raise SplitError([f"{self.caller}: {words}"]) from error
 
     @property
