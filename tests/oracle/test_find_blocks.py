@@ -183,7 +183,7 @@ def test_functions_between_blocks_raise():
 
 def test_a_path_is_asked_for_with_both_ways_to_give_one():
     model, x, y = language()
-    with pytest.raises(SplitError, match=r"BlockPath\.find\(model, batch\)(.|\n)*PathBlock"):
+    with pytest.raises(SplitError, match=r"BlockPath\.find\(split, batch\)(.|\n)*PathBlock"):
         ParallelPull()(split(model), x, y)
 
 

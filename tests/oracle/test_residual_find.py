@@ -139,3 +139,23 @@ def test_a_chain_has_no_stream():
     chain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     with pytest.raises(SplitError, match=r"no sum of layers' outputs: .* use ParallelPull\(\)"):
         ResidualPath.find(chain, torch.randn(4, 4))
+
+
+def test_a_mean_after_the_stream_is_cut_off():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.block, self.norm, self.head = (
+                *(nn.Linear(4, 4) for _ in range(2)),
+                nn.LayerNorm(4),
+                nn.Linear(4, 3),
+            )
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.head(self.norm(x + self.block(x.relu())).mean(1))
+
+    model, x = Pooled(), torch.randn(8, 5, 4)
+    with pytest.raises(SplitError, match=r"mean.*cut before it with split\(model, at=\.\.\.\)"):
+        ResidualPath.find(model, x)
+    assert ResidualPath.find(split(model, at="norm"), x) == ResidualPath(("first", "block"))

@@ -200,4 +200,7 @@ def kind_problems(name: str, value: object, kind: type) -> list[str]:
     """List the problems of a setting that must be an instance of ``kind``."""
     if isinstance(value, type):
         return [f"{name} is the class {value.__name__}: give an object, {name}={value.__name__}()"]
-    return [] if isinstance(value, kind) else [f"{name} must be of type {kind.__name__}, got {value!r}"]
+    if isinstance(value, kind):
+        return []
+    given = repr(value)  # of tensors and modules: pages
+    return [f"{name} must be of type {kind.__name__}, got {given if len(given) < 100 else type(value).__name__}"]

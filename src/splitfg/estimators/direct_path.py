@@ -159,7 +159,7 @@ class DirectPath:
             return self.path
         if not isinstance(split.trunk, ResidualTrunk):
             words = "the trunk has no residual_path()"
-            raise SplitError([f"{words}: give path=ResidualPath.find(model, batch), or ResidualPath(...)"])
+            raise SplitError([f"{words}: give path=ResidualPath.find(split, batch), or ResidualPath(...)"])
         return split.trunk.residual_path()
 
     def _points(self, split: Split, path: ResidualPath) -> TapPoints:

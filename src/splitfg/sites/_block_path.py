@@ -217,6 +217,6 @@ def find_blocks(trunk: nn.Module) -> BlockPath:
 
 
 _NO_BLOCKS = """the trunk has no block_path(): find its blocks, or name them in the order of their calls,
-    path = BlockPath.find(model, batch)
+    path = BlockPath.find(split, batch)
     path = BlockPath(tuple(PathBlock((f"layers.{i}",)) for i in range(n)))  # and top=, writers=, residual=
     ParallelPull(path)"""

@@ -112,8 +112,11 @@ def _message(path: ResidualPath, unknown: list[str]) -> str:
     if path.writers:
         stream = f"is a sum of {shorten(path.writers)}, and of values from: {listed}"
     else:
-        stream = f"is no sum of layers' outputs: it comes from {listed}. Without a residual stream use ParallelPull()"
-        stream += " or LearnedFeedback()"
+        stream = (
+            f"is no sum of layers' outputs: it comes from {listed}. If that follows the stream, as a mean over tokens"
+            " does, cut before it with split(model, at=...); without a residual stream use ParallelPull() or"
+            " LearnedFeedback()"
+        )
     return (
         f"the stream that ends in h (top={path.top!r}) {stream}. Name the"
         " writers yourself with ResidualPath(...), pass strict=False to follow the stream through norms and scales, as"
