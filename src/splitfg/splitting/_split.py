@@ -130,8 +130,6 @@ class Split(SplitParameters):
             return self
         present = copy.copy(self)
         present._flags, present._form, present._listed = self.training_flags(), form_of(x), self._named()
-        # passes of a device are not observed
-        present._passes = replace(self._passes, strict=not isinstance(self.trunk, ForwardOnlyTrunk))
         present._source = None if self._source is None else self._source.at_present(x)
         return present
 
@@ -205,7 +203,7 @@ class Split(SplitParameters):
         """Return a split whose passes all draw the same random numbers, such as one dropout mask for a whole step.
 
         Draws one seed from the generator, unless the network is deterministic in its present mode or this split is
-        already that of a step.
+        already that of a step. Its passes raise errors for writes to buffers that the observed pass left alone.
 
         Args:
             x: Inputs.
@@ -214,8 +212,12 @@ class Split(SplitParameters):
         Raises:
             SplitError: If the network is random and there is no generator.
         """
-        if self._passes.seed is not None or not self.traits(x).random:
+        if self._passes.seed is not None or isinstance(self.trunk, ForwardOnlyTrunk):  # devices are not observed
             return self
+        random, step = self.traits(x).random, copy.copy(self)
+        step._passes = replace(self._passes, strict=True)
+        if not random:
+            return step
         if generator is None:
             raise SplitError(
                 [
@@ -223,7 +225,7 @@ class Split(SplitParameters):
                     " generator=torch.Generator().manual_seed(0), or call .eval() on the model"
                 ]
             )
-        return self._seeded(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+        return step._seeded(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
