@@ -20,6 +20,15 @@ def behind(metric: str) -> Value:
     return gap
 
 
+SELDOM = ("adult", "otto", "california", "house_16h", "diamond")
+"""The sets on which maps were also measured at every eighth step only."""
+
+
+def table_mean(data: str, method: str) -> Value:
+    metric = next(d.metric for d in DATA if d.name == data)
+    return lambda: recorded("tabular", f"{data}-{method}", metric)
+
+
 def covertype_leads() -> list[float]:
     """By how many points ours is better than the paper's, to the digits of both."""
     methods = ("backprop", "pure_fg", "es", "split_fg")
