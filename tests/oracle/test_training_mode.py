@@ -1,15 +1,13 @@
-"""Batch norm and dropout in training mode, against autograd with the same mask, and the state of forward passes."""
+"""Batch norm and dropout in training mode, against autograd with the same mask."""
 
 import copy
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from _awkward import CountsInPlace
-from _refusals import ESTIMATORS, linear_split, refused
-from _toolkit import classes, close, cross_entropy, flat, generator, noise, seeded, trunk_names
+from _refusals import linear_split, refused
+from _toolkit import close, flat, generator, seeded, trunk_names
+from _training_mode import NO_BLOCKS, RANDOM, TRUNKS, X, Y, by_autograd, cut, step_seed
 from torch import nn
 
 from splitfg import (
@@ -25,91 +23,14 @@ from splitfg import (
     FrozenTrunk,
     GradientLearner,
     LearnedFeedback,
-    LinearHead,
-    LineSearch,
     MeanJacobian,
-    OneSidedDifference,
     Orthogonal,
     ResidualPath,
     Role,
-    Split,
-    SplitError,
     SplitFG,
     diagnose,
-    split,
-    write_grads,
 )
 from splitfg.compiled import CompiledEngine
-from splitfg.feedback import Difference
-from splitfg.splitting.checks import check_batch
-
-X, Y = noise(6, 3), classes(6, count=3)
-
-
-class Dropped(nn.Module):
-    """Dropout by a function that reads the training flag."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return torch.tanh(F.dropout(self.layer(x), 0.4, training=self.training))
-
-
-class Attending(nn.Module):
-    """Dropout inside attention; every number of a row is a token."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(1, 4)
-        self.attention = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True)
-
-    def forward(self, x):
-        tokens = self.embed(x.unsqueeze(-1))
-        return self.attention(tokens, tokens, tokens, need_weights=True)[0].mean(1)
-
-
-class Layered(nn.Module):
-    """A layer of nn.TransformerEncoder: attention gives dropout an input that is not contiguous."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.layer = nn.Linear(1, 4), nn.TransformerEncoderLayer(4, 2, 4, dropout=0.4, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(self.embed(x.unsqueeze(-1))).mean(1)
-
-
-class Transposed(nn.Module):
-    """Dropout of transposed tensors, by functions and in place, and of images in channels-last."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 4), nn.Conv2d(2, 4, 1)
-
-    def forward(self, x):
-        a = F.dropout((self.first(x) * 1.5).T, 0.4, self.training, inplace=True)
-        b = torch.dropout(a.unflatten(0, (2, 2)).transpose(1, 2), 0.3, self.training)
-        images = self.second(b.permute(1, 2, 0).unsqueeze(-2).contiguous().permute(0, 3, 1, 2)).tanh()
-        images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-        return F.dropout(images, 0.4, self.training).mean((2, 3))
-
-
-TRUNKS = {
-    "batch_norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4)),
-    "images": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)
-    ),
-    "dropout": lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.3)),
-    "functional": Dropped,
-    "attention": Attending,
-    "transformer": Layered,
-    "transposed": Transposed,
-    "both": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.4), nn.Tanh(), nn.Linear(4, 4)),
-}
-NO_BLOCKS = ("functional", "attention", "transformer", "transposed")
-RANDOM = [name for name in TRUNKS if name not in ("batch_norm", "images")]
 
 COMPILED = {
     "split_fg": lambda: SplitFG(3),
@@ -149,31 +70,6 @@ EXACT = {  # as many orthogonal tangents as parameters give the gradient itself
     "checkpointed": lambda _: CheckpointedBackprop(),
 }
 TOLERANCE = {"central": 1e-6, "evolution": 1e-6}
-
-
-def cut(name):
-    s = seeded(lambda: linear_split(TRUNKS[name](), width=4))
-    s.model.double().train()
-    return s
-
-
-def step_seed(seed=0):
-    """The first number that an estimate draws from its generator."""
-    return int(torch.randint(2**62, (), generator=generator(seed)))
-
-
-def by_autograd(s, x=X, y=Y, seed=None):
-    """Gradient, loss and new state by plain autograd through copies of trunk and head, with torch's own dropout."""
-    trunk, head = copy.deepcopy(s.trunk), copy.deepcopy(s.head)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(step_seed() if seed is None else seed)
-        h = trunk(x)
-    loss = cross_entropy(head.outputs(dict(head.named_parameters()), h), y)
-    loss.backward()
-    names = {f"trunk.{n}": p for n, p in trunk.named_parameters()} | {
-        f"head.{n}": p for n, p in head.named_parameters()
-    }
-    return {n: p.grad for n, p in names.items()}, loss.detach(), trunk.state_dict()
 
 
 @pytest.mark.parametrize("method", EXACT)
@@ -285,89 +181,8 @@ def test_direct_path_is_exact_for_the_last_writer(method):
         torch.testing.assert_close(found[n], expected[n])
 
 
-class TestState:
-    """Running statistics, counters and attributes change once a step, as by one forward pass of ordinary training."""
-
-    @pytest.mark.parametrize("method", [*ESTIMATORS, "one_sided", "learned_feedback"])
-    def test_running_statistics(self, method):
-        estimator = {**ESTIMATORS, "one_sided": SplitFG(2, engine=OneSidedDifference())}.get(method, LearnedFeedback())
-        s = cut("batch_norm")
-        for step in range(1, 4):
-            before = copy.deepcopy(s.model.state_dict())
-            estimate = estimator(s, X + step, Y, generator=generator())
-            expected = by_autograd(s, X + step)[2]
-            close(dict(s.model.state_dict()), before)
-            write_grads(s.model, estimate)
-            close(dict(s.trunk.state_dict()), expected)
-            assert s.trunk[1].num_batches_tracked == step
-
-    @pytest.mark.parametrize("method", ["split_fg", "backprop", "evolution"])
-    def test_statistics_of_a_layer_that_some_passes_skip(self, method):
-        class Skipping(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer, self.norm, self.passes = nn.Linear(3, 4), nn.BatchNorm1d(4), 0
-
-            def forward(self, x):
-                self.passes += 1
-                z = self.layer(x)
-                return z if self.passes % 2 else self.norm(z)
-
-        model = seeded(lambda: nn.Sequential(Skipping(), nn.Tanh(), nn.Linear(4, 3))).double()
-        plain, s = copy.deepcopy(model), split(model)
-        for step in range(1, 5):
-            write_grads(model, ESTIMATORS[method](s, X + step, Y, generator=generator()))
-            plain(X + step)
-            close(dict(model.state_dict()), dict(plain.state_dict()))
-
-    @pytest.mark.parametrize("in_place", [True, False])
-    @pytest.mark.parametrize("method", ["backprop", "evolution", "frozen"])
-    def test_a_mean_that_every_third_pass_updates(self, method, in_place):
-        class Averaging(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer, self.passes = nn.Linear(3, 4), 0
-                self.register_buffer("mean", torch.zeros(4))
-
-            def forward(self, x):
-                self.passes += 1
-                z = self.layer(x)
-                if self.passes % 3 == 0:
-                    new = self.mean.lerp(z.detach().mean(0), 0.1)
-                    self.mean = self.mean.copy_(new) if in_place else new
-                return z
-
-        model = seeded(lambda: nn.Sequential(Averaging(), nn.Tanh(), nn.Linear(4, 3))).double()
-        plain, s = copy.deepcopy(model), split(model)
-        for step in range(1, 7):
-            if in_place and step == 3:
-                with pytest.raises(SplitError, match=r"to the buffer 0\.mean, .* assign a new tensor"):
-                    ESTIMATORS[method](s, X + step, Y, generator=generator())
-                break
-            write_grads(model, ESTIMATORS[method](s, X + step, Y, generator=generator()))
-            plain(X + step)
-            close(dict(model.state_dict()), dict(plain.state_dict()))
-
-    @pytest.mark.filterwarnings("ignore:the network draws random numbers")
-    @pytest.mark.parametrize("captured", [True, False])
-    def test_learners(self, captured):
-        s, draws = cut("both"), generator()
-        learner = GradientLearner(s, SplitFG(3), torch.optim.SGD(s.model.parameters(), lr=0.1))
-        if captured:
-            learner = CapturedLearner(learner, horizon=5, compile_=lambda function: function)
-        for step in range(1, 4):
-            learner.step(X, Y, generator=draws)
-            assert s.trunk[1].num_batches_tracked == step
-
-    @pytest.mark.filterwarnings("ignore:the network draws random numbers")
-    def test_a_line_search_leaves_the_global_generator_alone(self):
-        s, state = cut("both"), torch.get_rng_state()
-        optimizer = torch.optim.SGD(s.model.parameters(), lr=0.1)
-        learner = GradientLearner(s, SplitFG(3), optimizer, line_search=LineSearch())
-        for step in range(1, 4):
-            learner.step(X, Y, generator=generator(step))
-            assert s.trunk[1].num_batches_tracked == step
-        assert torch.equal(torch.get_rng_state(), state)
+class TestCompiled:
+    """Compiled code draws the masks of eager code, or is not used."""
 
     @pytest.mark.parametrize(
         ("method", "name", "eager"),
@@ -402,96 +217,6 @@ class TestState:
         with pytest.warns(UserWarning, match="compiled code draws others .* eager code"):
             found = steps(SplitFG(3), "dropout", other, eager=True)
         close(found, steps(SplitFG(3), "dropout"), 1e-6)
-
-    def test_split_models(self):
-        model = seeded(lambda: nn.Sequential(*TRUNKS["both"](), nn.Linear(4, 3))).double()
-        other = copy.deepcopy(model)
-        s = split(model)
-        estimate = SplitFG(2)(s, X, Y, generator=generator())
-        write_grads(model, estimate)
-        torch.manual_seed(step_seed())
-        other(X)
-        assert all(torch.equal(b, other.state_dict()[n]) for n, b in model.state_dict().items())
-
-    def test_counters_and_attributes(self):
-        class Counts(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer, self.calls, self.history = nn.Linear(3, 4), 0, []
-                self.register_buffer("mean", torch.zeros(4))
-                self.register_buffer("passes", torch.zeros(()))
-
-            def forward(self, x):
-                h = self.layer(x)
-                self.calls += 1
-                self.history.append(len(self.history))
-                self.mean = 0.9 * self.mean + 0.1 * h.mean(0)
-                self.passes += 1
-                return h
-
-        s = linear_split(seeded(Counts))
-        s.model.double()
-        mean = s.trunk.mean
-        for step in (1, 2):
-            write_grads(s.model, SplitFG(3)(s, X, Y, generator=generator()))
-            assert (s.trunk.calls, s.trunk.history, s.trunk.passes) == (step, list(range(step)), step)
-        assert s.trunk.mean is mean  # changed in place, for captured steps
-        torch.testing.assert_close(s.trunk.mean, 0.19 * s.trunk.layer(X).detach().mean(0))
-
-    def test_estimators_of_other_packages(self):
-        """A learner updates the state for estimators that do not."""
-
-        class Own:
-            def __call__(self, split, x, y, *, generator):
-                check_batch(split, x, y, generator)
-                return replace(SplitFG(1)(split, x, y, generator=generator), forward_state=None)
-
-        s = seeded(lambda: linear_split(nn.Sequential(CountsInPlace()), width=2))
-        s.model.double()
-        learner = GradientLearner(s, Own(), torch.optim.SGD(s.model.parameters(), lr=0.1))
-        for step in (1, 2):
-            learner.step(X, Y, generator=generator())
-            assert s.trunk[0].calls == step
-
-    def test_evaluation_mode_changes_nothing_and_draws_nothing(self):
-        s, draws = cut("both"), generator()
-        s.model.eval()
-        estimate = FrozenTrunk()(s, X, Y, generator=draws)
-        assert estimate.forward_state is None
-        assert torch.equal(draws.get_state(), generator().get_state())
-
-    @pytest.mark.parametrize("estimator", [EvolutionStrategy(2), LearnedFeedback(probe=Difference())])
-    def test_statistics_that_the_same_batch_leaves_as_they_were(self, estimator):
-        """The cumulative mean of a batch that the model has seen before, at parameters that move later."""
-        trunk = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4))
-        s = Split(trunk.double(), LinearHead(nn.Linear(4, 3).double()))
-        trunk(X)
-        before = copy.deepcopy(trunk.state_dict())
-        estimator(s, X, Y, generator=generator())
-        torch.testing.assert_close(trunk.state_dict(), before, rtol=0.0, atol=0.0)
-
-    def test_moving_the_model_keeps_track_of_its_buffers(self):
-        s = cut("batch_norm")
-        SplitFG(2)(s, X, Y, generator=generator())
-        s.model.float()  # new tensors
-        before = copy.deepcopy(s.trunk.state_dict())
-        write_grads(s.model, SplitFG(2)(s, X.float(), Y, generator=generator()))
-        assert s.trunk[1].num_batches_tracked == 1
-        assert not torch.equal(s.trunk[1].running_mean, before["1.running_mean"])
-
-    def test_a_step_keeps_the_modes_it_began_with(self):
-        network = split(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 3)))
-        step = network.at_present(X)
-        network.model.eval()
-        assert step.training_flags() == step.at_present(X).training_flags() != network.training_flags()
-        assert network.at_present(X).training_flags() == network.training_flags()
-
-    def test_a_copy_of_a_split_works(self):
-        s = cut("both")
-        SplitFG(2)(s, X, Y, generator=generator())
-        twin = copy.deepcopy(s)
-        write_grads(twin.model, SplitFG(2)(twin, X, Y, generator=generator()))
-        assert (s.trunk[1].num_batches_tracked, twin.trunk[1].num_batches_tracked) == (0, 1)
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "dropout"])

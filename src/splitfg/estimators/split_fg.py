@@ -42,7 +42,7 @@ class SplitFG(TangentSettings):
         combine: Combines K scores and tangents into a gradient.
         micro_batch: Rows of the batch that pass the trunk together; ``None`` for all. The estimate is the same.
         lean: Compute u alone before the tangents, and the head's gradients after them. This computes the head's outputs
-            twice, and its gradients never share memory with a tangent and its activations. The estimate is the same.
+            twice, and needs no memory for its gradients while tangents pass. The estimate is the same.
 
     Raises:
         SplitError: If a setting is out of range, and in every call if network or batch do not fit.
